@@ -28,9 +28,9 @@ class QuantizedExperts(torch.nn.Module):
     transformers' experts with the same weights. On tokens of 16 bits all experts are two grouped
     GEMMs, and nothing waits for the device: their weights are kept in one piece of memory, of which
     each layer has a part. Tokens, routing weights and biases have gradients; weights have none.
-    With other tokens, and where a layer has hooks or was replaced, as by an adapter's, each expert
-    that a token was sent to is two mixed-input GEMMs; which ones they are is read on the host, as
-    transformers' own loop does.
+    With other tokens, with parameters that FSDP shards, and where a layer has hooks or was
+    replaced, as by an adapter's, each expert that a token was sent to is two mixed-input GEMMs;
+    which ones they are is read on the host, as transformers' own loop does.
     """
 
     def __init__(
@@ -237,9 +237,16 @@ def _is_at(layer: QuantizedLinear, packed: PackedWeight, bias: torch.Tensor | No
 
 
 def _are_alike(layers: Any) -> bool:  # noqa: ANN401
-    """Whether all layers have weights of one kind, and a bias of one type, or none of them."""
+    """Whether all layers have weights of one kind, and a bias of one type, or none of them; and
+    their memory is their own. FSDP gathers parameters anew for each pass, in memory that it keeps.
+    """
     biases = {None if layer.bias is None else layer.bias.dtype for layer in layers}
-    return len({layer.metadata for layer in layers}) == len(biases) == 1
+    if len({layer.metadata for layer in layers}) != 1 or len(biases) != 1:
+        return False
+    weights = (layer._parameters[name] for layer in layers for name in layer._names)
+    return torch.compiler.is_dynamo_compiling() or all(
+        isinstance(one, FrozenParameter) for one in weights
+    )
 
 
 def _parameters(layers: Any) -> Iterator[torch.nn.Parameter | None]:  # noqa: ANN401

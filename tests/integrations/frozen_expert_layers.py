@@ -300,8 +300,7 @@ def sample(
         args["down_bias"] = torch.randn(experts, hidden, generator=random) / 4
         exact |= {name: one for name, one in args.items() if name.endswith("bias")}
     moved = {
-        name: one.to(device) if isinstance(one, torch.Tensor) else one
-        for name, one in args.items()
+        name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in args.items()
     }
     for name, one in moved.items():
         if name in ("hidden", "weights", "gate_up_bias", "down_bias"):
