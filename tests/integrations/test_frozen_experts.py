@@ -183,6 +183,18 @@ def test_some_experts_at_a_time_have_the_same_gradients(
     assert same(results, step(args))
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "e4m3"])
+@pytest.mark.parametrize("rows", [1, 10, 110])
+def test_some_rows_at_a_time_are_computed_again(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what comes before the gate. Ranges end within groups, and behind the last."""
+    args, weights = sample(E, H, 192, biases=True, **WEIGHTS[name])
+    monkeypatch.setattr(module, "RANGE", rows * 2 * 192)
+    layer = Layer(**weights, gate=OAI, eight=name == "e4m3")
+    assert max(largest(layer, args).values()) <= 1
+
+
 def test_the_weights_of_few_experts_are_in_memory_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -84,14 +84,16 @@ def test_gradients_are_near_those_of_autograd_in_fp64(
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "int4", "e4m3"])
-def test_some_experts_at_a_time_have_the_same_gradients(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("experts", "rows"), [(1, 1000), (5, 1), (8, 100), (16, 700)])
+def test_some_experts_and_rows_at_a_time_have_gradients_as_near(
+    name: str, experts: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args, _, dout = moe(name, 16, 384, 192, tokens=500)
-    expected = step(args, dout)
-    for experts in (1, 5, 8):
-        monkeypatch.setattr(module, "LARGEST", experts * 384 * 384)
-        assert same(step(args, dout), expected)
+    args, weights, dout = moe(name, 16, 384, 192, tokens=300)
+    monkeypatch.setattr(module, "LARGEST", experts * 384 * 384)
+    monkeypatch.setattr(module, "RANGE", rows * 384)
+    lost = LOST.get(name, exact.UNITS[BF16] + exact.SUMS)
+    layer = Layer(**weights, gate=OAI, eight=name == "e4m3", of_z=lost)
+    assert max(exact.shares(layer, args, step(args, dout), dout).values()) <= 1
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
