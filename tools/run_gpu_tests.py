@@ -15,8 +15,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -108,6 +109,33 @@ def lists(files: Sequence[str], known: Mapping[str, Any]) -> list[list[str]]:
     return shared
 
 
+def supervised(
+    command: Sequence[str],
+    log: Path,
+    end: Callable[[], float],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+) -> int:
+    """Run a command that prints into `log`, until time.monotonic() is `end()`; its exit status.
+
+    One that runs longer is interrupted, as Ctrl-C does, and killed GRACE seconds later.
+    """
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=env, stdout=written, stderr=subprocess.STDOUT
+        )
+        while process.poll() is None and time.monotonic() < end():
+            time.sleep(0.1)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            return process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
 class Run:
     """Lists of files that several GPUs run, each taking the next one, until the time ends."""
 
@@ -157,20 +185,8 @@ class Run:
         command = [sys.executable, "-c", PYTEST, *self.arguments, *files]
         command += [f"--basetemp={self.logs / f'temporary{number}'}"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-        with log.open("w") as written:
-            process = subprocess.Popen(
-                command, cwd=self.root, env=environment, stdout=written, stderr=subprocess.STDOUT
-            )
-            while process.poll() is None and time.monotonic() < self.end:
-                time.sleep(0.1)
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self.failed |= process.returncode != 0
+        status = supervised(command, log, lambda: self.end, cwd=self.root, env=environment)
+        self.failed |= status != 0
         lines = log.read_text(errors="replace").splitlines()
         told = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
         last = lines[-1].strip("= ") if lines else "pytest printed nothing"
@@ -208,10 +224,11 @@ def main(
         files = missing(files, record)
     gpus = share_gpus.visible() or [""]
     workers = workers or max(1, min(16, len(os.sched_getaffinity(0)) // len(gpus)))
-    logs = ROOT / "build" / "gpu_tests"
-    logs.mkdir(parents=True, exist_ok=True)
+    folder = ROOT / "build" / "gpu_tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = Path(tempfile.mkdtemp(prefix="run_", dir=folder))  # several runs share a checkout
     arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup", "-p"]
-    arguments += ["no:cacheprovider", "--store", str(logs / "store"), "--record", str(record)]
+    arguments += ["no:cacheprovider", "--store", str(folder / "store"), "--record", str(record)]
     run = Run(lists(files, records(record)), arguments, logs, end)
     run.on_all(gpus)
     sys.exit(run.failed)

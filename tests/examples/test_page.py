@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "examples.md").read_text()
-COMMANDS = re.findall(r"^\$ python examples/(\w+)\.py(.*)$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(
+    r"^\$ (?:python|torchrun --nproc-per-node 2) examples/(\w+)\.py(.*)$", PAGE, re.MULTILINE
+)
 PROGRAMS = {
     path.stem for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text()
 }

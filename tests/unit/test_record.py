@@ -52,7 +52,7 @@ AWAITED: dict[str, set[str]] = {
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
-    "integrations/gpu": "gradients pass through quantized experts, whose forward pass is another",
+    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
