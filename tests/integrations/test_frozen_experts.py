@@ -23,7 +23,7 @@ from warploom.quantization import PackedExperts
 
 BF16, FP16 = torch.bfloat16, torch.float16
 E, H, I = 6, 128, 96  # noqa: E741 (as docs call it)
-MXFP4 = {"format": "mxfp4"}
+MXFP4: dict[str, Any] = {"format": "mxfp4"}
 WEIGHTS: dict[str, dict[str, Any]] = {
     "mxfp4": MXFP4,
     "nvfp4": {"format": "nvfp4"},

@@ -142,10 +142,14 @@ def test_adapters_that_take_a_part_of_the_weight_are_refused(init: str) -> None:
 
 
 def mixture(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
-    """One in bf16, whose experts have whole groups."""
+    """One in bf16, with experts of whole groups, on which gradients of the attention depend."""
     inner = {"gpt_oss": "intermediate_size", "qwen3_moe": "moe_intermediate_size"}[name]
     monkeypatch.setitem(moe_models.MODELS, name, {**moe_models.MODELS[name], inner: 64})
-    return moe_models.model(name).to(torch.bfloat16).eval()
+    made = moe_models.model(name).to(torch.bfloat16).eval()
+    for key, one in made.named_parameters():
+        if ".experts." in key:
+            one.data.mul_(4)
+    return made
 
 
 def gradients(base: Any, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:  # noqa: ANN401
