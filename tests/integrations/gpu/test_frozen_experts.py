@@ -69,7 +69,7 @@ def difference(results: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("sizes", [(6, 128, 192), (5, 320, 160), (33, 576, 448)], ids=str)
+@pytest.mark.parametrize("sizes", [(6, 128, 192), (5, 352, 160), (33, 576, 448)], ids=str)
 def test_gradients_are_near_those_of_autograd_in_fp64(
     name: str, layout: GateLayout, sizes: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -156,13 +156,13 @@ def test_operands_are_read_where_they_are(name: str) -> None:
 def test_the_backward_pass_has_the_weights_of_few_experts_in_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of gpt-oss-20b's sizes: all of gate_up's weights are 1 GB in 16 bits, of four experts 133 MB.
+    """Of gpt-oss's sizes: gate_up's weights are 398 MB in 16 bits, of two experts 66 MB.
 
     What computes a range takes 14 bytes for each of 2^22 weights; tokens are few.
     """
-    monkeypatch.setattr(module, "LARGEST", 4 * 5760 * 2880)
+    monkeypatch.setattr(module, "LARGEST", 2 * 5760 * 2880)
     monkeypatch.setattr(module, "RANGE", 1 << 22)
-    args, _, dout = moe(name, 32, 2880, 2880, tokens=16, k=1)
+    args, _, dout = moe(name, 12, 2880, 2880, tokens=16, k=1)
     step(args, dout)
     out = warploom.experts(**args, **keywords(OAI))
     torch.cuda.synchronize()
