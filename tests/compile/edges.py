@@ -48,7 +48,11 @@ def largest(spec: KernelSpec, problem: DataclassInstance, *fields: str) -> int:
 
 
 def assert_edge(
-    spec: KernelSpec, problem: DataclassInstance, field: str, largest: int, said: str = ""
+    spec: KernelSpec,
+    problem: DataclassInstance,
+    field: str,
+    largest: int,
+    said: str = "",
 ) -> None:
     """The largest value of a field that is launched; one more is refused, by its name."""
     described = family(spec.operation.family)

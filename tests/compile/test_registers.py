@@ -60,14 +60,20 @@ UNGATED = GateGradient("silu", "bf16")
 GATES: list[tuple[tuple[EpilogueStep, ...], dict[str, Any]]] = [
     ((UNGATED,), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
     ((UNGATED,), {"tile": (128, 256, 64), "cluster": (2, 1)}),
-    ((GateGradient("swiglu_oai", "bf16", "interleaved"),), {"kernel_schedule": "pingpong"}),
+    (
+        (GateGradient("swiglu_oai", "bf16", "interleaved"),),
+        {"kernel_schedule": "pingpong"},
+    ),
     # A thread stores one row of each chunk.
     (
         (Bias("bf16"), Gate("silu"), Scale("row"), Scatter("int64")),
         {"tile": (256, 64, 64), "swap_ab": True, "kernel_schedule": "pingpong"},
     ),
     ((Scale("host"), UNGATED), {"tile": (256, 96, 64), "stream_k": True}),
-    ((Gate("gelu", "interleaved"),), {"kernel_schedule": "pingpong", "batched": True, "a": "fp16"}),
+    (
+        (Gate("gelu", "interleaved"),),
+        {"kernel_schedule": "pingpong", "batched": True, "a": "fp16"},
+    ),
     (
         (Preactivation("bf16"), Gate("gelu", "interleaved")),
         {"tile": (128, 256, 64), "cluster": (2, 1)},
@@ -87,7 +93,9 @@ def gated(steps: tuple[EpilogueStep, ...], fields: dict[str, Any]) -> KernelSpec
     return KernelSpec("sm_90a", operation, family("gemm").complete("sm_90a", operation, fields))
 
 
-def test_a_kernel_that_is_near_its_registers_does_not_spill(request: pytest.FixtureRequest) -> None:
+def test_a_kernel_that_is_near_its_registers_does_not_spill(
+    request: pytest.FixtureRequest,
+) -> None:
     specs = [gated(*one) for one in GATES]
     for operation, fields in NEAR:
         schedule = family("mixed_gemm").complete("sm_90a", operation, fields)

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from precompiled import Report, compiled, compiled_text, headers, reports, together
+from precompiled import (
+    Report,
+    compiled,
+    compiled_text,
+    headers,
+    reports,
+    together,
+)
 
 from warploom.cli.show import nvcc_command
 from warploom.generator import nvrtc, nvrtc_headers, nvrtc_program
@@ -82,7 +89,9 @@ def test_every_kernel_has_the_same_headers_and_defines_no_macro() -> None:
         assert all(line.lstrip().startswith("#pragma unroll") for line in marked)
 
 
-def test_headers_that_were_read_before_make_no_other_kernel(reported: Mapping[str, Report]) -> None:
+def test_headers_that_were_read_before_make_no_other_kernel(
+    reported: Mapping[str, Report],
+) -> None:
     """Of some families: what takes least time of each is compiled with the others."""
     first, *_ = each = [shortest(family) for family in FAMILIES[::4]]
     compiled(first)  # which is where they are read

@@ -43,7 +43,10 @@ class StandIn:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, error: float, *arguments: str, trainer: type[StandIn] = StandIn
+    monkeypatch: pytest.MonkeyPatch,
+    error: float,
+    *arguments: str,
+    trainer: type[StandIn] = StandIn,
 ) -> Result:
     monkeypatch.setattr(StandIn, "error", error)
     monkeypatch.setattr(loss_spread, "Trainer", trainer)

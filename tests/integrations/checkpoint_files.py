@@ -109,7 +109,8 @@ CHECKPOINTS: dict[str, Checkpoint] = {
         lambda n, k: _float8(n, k, (128, 128), "weight_scale_inv"),
     ),
     "mxfp4": Checkpoint(
-        "GptOss", {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]}
+        "GptOss",
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "lm_head"]},
     ),
 }
 # Mixtures of experts, each of which has layers of its own in the checkpoint.

@@ -20,7 +20,10 @@ Exact = tuple[torch.Tensor, torch.Tensor]  # a gradient, and the sum of its term
 
 
 def differentiated(
-    module: warploom.nn.Linear, x: torch.Tensor, residual: torch.Tensor, dy: torch.Tensor
+    module: warploom.nn.Linear,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    dy: torch.Tensor,
 ) -> tuple[Exact, Exact, Exact, Exact]:
     """The gradients of x, residual, weight and bias."""
     given, weight = (tensor.detach().double() for tensor in (x, module.weight))

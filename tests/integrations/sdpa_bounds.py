@@ -85,7 +85,10 @@ def _bounds(given: Tensors, dout: torch.Tensor, keywords: dict[str, Any]) -> Ten
 
 
 def _of_added(
-    given: backward.Tensors, function: Function, errors: forward.Pair, added: torch.Tensor
+    given: backward.Tensors,
+    function: Function,
+    errors: forward.Pair,
+    added: torch.Tensor,
 ) -> torch.Tensor:
     """How far off the gradient of what is added to scores may be: a sum of theirs, of 16 bits.
 

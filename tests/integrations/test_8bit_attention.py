@@ -51,7 +51,10 @@ def test_a_patched_model_attends_in_8_bits_and_comes_back(quantized: Counter[str
 
 @pytest.mark.parametrize(
     ("sizes", "case"),
-    [(WIDE, {"position_ids": POSITIONS, "use_cache": False}), ({"head_dim": 16}, {})],
+    [
+        (WIDE, {"position_ids": POSITIONS, "use_cache": False}),
+        ({"head_dim": 16}, {}),
+    ],
     ids=["packed", "dimension"],
 )
 def test_what_no_kernel_of_8_bits_computes_is_of_16(

@@ -190,7 +190,10 @@ def test_gradients_are_of_operands_that_the_recipe_quantises(recipe: str, wanted
         a, b = (
             (dy.double().t(), x.detach().double().t())
             if transposed_x is None
-            else (exact(transposed_dy), exact(transposed_x))
+            else (
+                exact(transposed_dy),
+                exact(transposed_x),
+            )
         )
         assert within(module.weight.grad, a @ b.t(), a.abs() @ b.t().abs())
     assert within(module.bias.grad, dy.double().sum(0), dy.double().abs().sum(0))

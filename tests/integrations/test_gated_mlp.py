@@ -112,7 +112,9 @@ def test_what_a_model_has_between_the_layers_is_called_where_it_is_watched_or_an
     assert torch.equal(mlp(x), mlp.down_proj(torch.tanh(mlp.gate_proj(x)) * mlp.up_proj(x)))
 
 
-def test_parameters_stay_what_they_are_and_follow_the_model(products: list[dict[str, Any]]) -> None:
+def test_parameters_stay_what_they_are_and_follow_the_model(
+    products: list[dict[str, Any]],
+) -> None:
     mlp, x = layer(), torch.randn(5, 64).to(BF16)
     parameters = dict(mlp.named_parameters())
     names = [
@@ -378,7 +380,9 @@ def test_gradients_are_added_up_in_main_grad(
     assert layers[0].weight.grad is None and layers[1].weight.grad is not None
 
 
-def test_the_layers_train_where_one_function_would_not_serve(trained: list[dict[str, Any]]) -> None:
+def test_the_layers_train_where_one_function_would_not_serve(
+    trained: list[dict[str, Any]],
+) -> None:
     x = torch.randn(5, 64).to(BF16)
     mlp = layer()
     mlp.down_proj.register_full_backward_hook(lambda *_: None)

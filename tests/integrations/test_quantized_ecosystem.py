@@ -152,7 +152,9 @@ def test_models_may_ask_for_its_type_where_they_are_compiled() -> None:
         lambda layer: layer.weight.t(),
     ],
 )
-def test_what_would_change_a_weight_is_refused(change: Callable[[QuantizedLinear], object]) -> None:
+def test_what_would_change_a_weight_is_refused(
+    change: Callable[[QuantizedLinear], object],
+) -> None:
     """A change to a copy that is then dropped would be lost without a word."""
     module = layer()
     before = module.weight.dequantize(torch.float64)

@@ -341,7 +341,9 @@ def test_what_a_layer_gets_after_it_was_joined_is_what_it_computes_with(
 
 
 @torch.no_grad()
-def test_a_layer_that_is_asked_has_parameters_and_its_model_has_them_once(gated: list[Any]) -> None:
+def test_a_layer_that_is_asked_has_parameters_and_its_model_has_them_once(
+    gated: list[Any],
+) -> None:
     mlp = joined()
     assert [*dict(mlp.named_parameters())] == ["down_proj.weight", "gate_up.data"]
     assert not [*mlp.gate_proj.named_parameters(recurse=False)]

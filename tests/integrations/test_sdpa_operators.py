@@ -33,7 +33,12 @@ def through(name: str) -> Any:  # noqa: ANN401
 @pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"scale": 0.31}])
 @pytest.mark.parametrize(("heads", "length", "dim"), [(4, 33, 64), (2, 40, 40), (1, 1, 128)])
 def test_operators_compute_what_torchs_function_does(
-    name: str, keywords: dict[str, Any], heads: int, length: int, dim: int, activated: list[str]
+    name: str,
+    keywords: dict[str, Any],
+    heads: int,
+    length: int,
+    dim: int,
+    activated: list[str],
 ) -> None:
     q, k, v = (draw(2, n, length, dim, seed=n) for n in (4, heads, heads))
     assert_held(through(name), (q, k, v), **keywords, enable_gqa=True)
@@ -255,7 +260,10 @@ def test_either_backward_takes_a_mask_that_either_forward_had(
     ids=["causal", "three dimensions", "fp32", "dropout", "scale"],
 )
 def test_masks_that_torch_takes_otherwise_are_its_own(
-    name: str, keywords: dict[str, Any], activated: list[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    keywords: dict[str, Any],
+    activated: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And no memory is taken for what Warploom would write."""
     monkeypatch.setattr("warploom.integrations.sdpa_biased.room_of_ds", lambda *_: 1 // 0)

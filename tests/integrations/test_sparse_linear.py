@@ -112,8 +112,14 @@ def test_compilers_see_one_operator() -> None:
             lambda: SparseLinear(warploom.sparsify(torch.ones(8, 64).half()), torch.ones(7)),
             r"bias torch.float32 \[7\]",
         ),
-        (lambda: SparseLinear.from_linear(torch.nn.Linear(64, 8)), "a weight of torch.float32"),
-        (lambda: SparseLinear.from_linear(torch.nn.Linear(64, 8).half()), "must be 2:4 sparse"),
+        (
+            lambda: SparseLinear.from_linear(torch.nn.Linear(64, 8)),
+            "a weight of torch.float32",
+        ),
+        (
+            lambda: SparseLinear.from_linear(torch.nn.Linear(64, 8).half()),
+            "must be 2:4 sparse",
+        ),
     ],
 )
 def test_what_is_no_sparse_layer_is_named(made: Callable[[], SparseLinear], message: str) -> None:
@@ -164,7 +170,9 @@ def test_options_that_exclude_each_other_are_named(options: dict[str, Any], mess
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor")
 def test_a_weight_that_torch_holds_as_semi_structured_is_packed() -> None:
-    from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
+    from torch.sparse._semi_structured_conversions import (
+        sparse_semi_structured_from_dense_cutlass,
+    )
 
     source = pruned(64, 64)
     exact = source.weight.detach().clone()

@@ -37,7 +37,11 @@ DECODERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "final_logit_softcapping": None,
     },
-    "GptOss": {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2},
+    "GptOss": {
+        "sliding_window": WINDOW,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 2,
+    },
     "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
     "Mixtral": {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepseekV3": {  # values have fewer elements than keys

@@ -21,7 +21,11 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule
+from warploom.generator.families.gemm import (
+    GemmOperation,
+    GemmProblem,
+    GemmSchedule,
+)
 from warploom.generator.families.gemm.rules import CLUSTERS
 from warploom.generator.shapes import LARGEST
 from warploom.generator.specification import KernelSpec

@@ -32,7 +32,9 @@ def number(format: str, code: int) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_is_scale_times_code_less_zero_point(kind: Kind) -> None:
+def test_a_weight_is_scale_times_code_less_zero_point(
+    kind: Kind,
+) -> None:
     format, group, scale, activations = kind
     n, k = 3, 256
     codes, scales, zeros = drawn(format, group, scale, n, k)

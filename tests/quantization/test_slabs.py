@@ -30,7 +30,9 @@ def found(memory: bytes, places: Places, n: int, k: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_code_scale_and_zero_point_lies_where_the_layout_says(kind: Kind) -> None:
+def test_every_code_scale_and_zero_point_lies_where_the_layout_says(
+    kind: Kind,
+) -> None:
     """A kernel that reads by the same text would multiply other weights."""
     format, group, scale, activations = kind
     n, k = of(kind, 66, 161)
@@ -97,7 +99,12 @@ def test_padding_stands_for_zero(kind: Kind) -> None:
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(KINDS), st.integers(1, 140), st.integers(1, 300), st.integers(0, 5))
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 140),
+    st.integers(1, 300),
+    st.integers(0, 5),
+)
 def test_a_weight_is_packed_alike_in_one_range_of_rows_and_in_many(
     kind: Kind, n: int, k: int, seed: int
 ) -> None:
@@ -114,7 +121,10 @@ def test_a_weight_is_packed_alike_in_one_range_of_rows_and_in_many(
 def test_codes_may_lie_in_any_order_in_memory() -> None:
     codes, scales, _ = drawn("int4", 32, "bf16", 70, 96)
     turned = PackedWeight.from_codes(
-        codes.t().contiguous().t(), scales.repeat_interleave(2, 1)[:, ::2], format="int4", group=32
+        codes.t().contiguous().t(),
+        scales.repeat_interleave(2, 1)[:, ::2],
+        format="int4",
+        group=32,
     )
     assert same(turned.data, packed("int4", 32, "bf16", "16-bit", 70, 96).data)
 
@@ -126,7 +136,12 @@ def test_codes_may_be_integers_of_any_type() -> None:
         if zeros is not None:
             zeros = zeros.long()
         made = PackedWeight.from_codes(
-            wide.to(torch.int64), scales, zeros, format=format, group=group, activations=activations
+            wide.to(torch.int64),
+            scales,
+            zeros,
+            format=format,
+            group=group,
+            activations=activations,
         )
         assert all(map(same, made.unpack(), drawn(format, group, scale, 3, 128)))
 

@@ -83,7 +83,9 @@ def test_a_weight_that_is_sparse_already_comes_back_unchanged(dtype: torch.dtype
 
 def test_torch_semi_structured_tensors_are_imported() -> None:
     exact = _pruned(_weight(64, 256, torch.bfloat16)).to(torch.bfloat16)
-    from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
+    from torch.sparse._semi_structured_conversions import (
+        sparse_semi_structured_from_dense_cutlass,
+    )
 
     values, meta = sparse_semi_structured_from_dense_cutlass(exact)
     tensor = torch.sparse.SparseSemiStructuredTensorCUTLASS(

@@ -132,7 +132,10 @@ def test_damage_in_an_extra_directory_is_a_miss_and_stays_where_it_is(
 
 
 def test_default_reads_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_artifact: MakeArtifact, key_of: KeyOf
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_artifact: MakeArtifact,
+    key_of: KeyOf,
 ) -> None:
     artifacts = [make_artifact(seed) for seed in range(3)]
     for artifact in artifacts:
@@ -230,7 +233,11 @@ def test_a_foreign_root_or_room_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_directories_and_files_are_private_whatever_the_umask(
-    umask: int, tmp_path: Path, make_artifact: MakeArtifact, key_of: KeyOf, in_child: RunChild
+    umask: int,
+    tmp_path: Path,
+    make_artifact: MakeArtifact,
+    key_of: KeyOf,
+    in_child: RunChild,
 ) -> None:
     root = tmp_path / "new" / "store"
 

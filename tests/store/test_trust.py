@@ -190,7 +190,10 @@ def test_a_file_that_another_may_have_written_is_a_miss_to_a_store_that_is_open(
 
 
 def test_a_store_of_another_user_can_still_be_read(
-    tmp_path: Path, make_artifact: MakeArtifact, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    make_artifact: MakeArtifact,
+    key_of: KeyOf,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     artifact = make_artifact()
     Store(tmp_path / "store").put(key_of(artifact), artifact)

@@ -170,7 +170,9 @@ def test_a_kind_with_fewer_sms_or_another_balance_has_the_model_choose_among_con
         assert choose("H20", extents).reason.endswith(dispatch.NOT_TIMED)
 
 
-def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(folder: Path) -> None:
+def test_a_family_without_a_model_keeps_to_its_table_on_a_kind_with_other_sms(
+    folder: Path,
+) -> None:
     operation = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16")
     shape = MixedGemmShape(16, 4096, 4096)
     requires = families.family("mixed_gemm").table.required(operation, shape)

@@ -181,7 +181,9 @@ def test_what_a_search_measured_is_no_sweep(listed: list[Problem]) -> None:
 
 
 @pytest.mark.usefixtures("small_sweeps", "begun")
-def test_a_model_is_held_against_problems_that_it_has_not_seen_alone(listed: list[Problem]) -> None:
+def test_a_model_is_held_against_problems_that_it_has_not_seen_alone(
+    listed: list[Problem],
+) -> None:
     """Held against what it was fitted to, it chose 2.7 % behind; of drawn products, 12 %."""
     found = measured(listed)
     assert fit(GPU, found).families["gemm"].quality is None

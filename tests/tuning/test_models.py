@@ -110,7 +110,8 @@ def test_biases_are_those_that_a_file_tells_and_those_of_a_qwen2(write: Write) -
 
 
 @pytest.mark.parametrize(
-    "fields", [{"model_type": "qwen2_5_vl_text"}, {"model_type": "internlm3", "qkv_bias": True}]
+    "fields",
+    [{"model_type": "qwen2_5_vl_text"}, {"model_type": "internlm3", "qkv_bias": True}],
 )
 def test_biases_that_other_files_tell_in_other_words_are_found(
     fields: dict[str, object], write: Write

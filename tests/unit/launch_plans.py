@@ -16,7 +16,14 @@ from cuda.bindings import driver as cuda
 
 from warploom.generator.elements import element
 from warploom.generator.launches import Launch, Workspace
-from warploom.generator.parameters import ParameterBlock, block, int32, pointer, scalar, tensor_map
+from warploom.generator.parameters import (
+    ParameterBlock,
+    block,
+    int32,
+    pointer,
+    scalar,
+    tensor_map,
+)
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime import driver, kept
 from warploom.runtime import launch_plan as plan

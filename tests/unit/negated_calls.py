@@ -115,7 +115,12 @@ def append_operands() -> Tensors:
 
 
 def mixed_operands() -> Tensors:
-    return {"a": random(M, K), "bias": random(N), "residual": random(M, N), "out": random(M, N)}
+    return {
+        "a": random(M, K),
+        "bias": random(N),
+        "residual": random(M, N),
+        "out": random(M, N),
+    }
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -215,7 +220,8 @@ CASES = {
         ("out", "lse"),
     ),
     "attention_quantize": Case(
-        warploom.attention_quantize, lambda: {name: random(1, HEADS, ROWS, DIM) for name in "qkv"}
+        warploom.attention_quantize,
+        lambda: {name: random(1, HEADS, ROWS, DIM) for name in "qkv"},
     ),
     "activation_backward": Case(
         lambda **given: activation_backward(**given, activation="silu", sums=True),

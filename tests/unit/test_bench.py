@@ -177,7 +177,11 @@ def test_unsteady_cells_are_measured_again_and_then_marked() -> None:
         cell = runner.steadied(lambda: Cell("cell", {}, entries(next(left))))
         return cell, len(spreads) - len(list(left))
 
-    for spreads, noisy, times in (([0.01], None, 1), ([0.2, 0.01], None, 2), ([0.2, 0.2], True, 2)):
+    for spreads, noisy, times in (
+        ([0.01], None, 1),
+        ([0.2, 0.01], None, 2),
+        ([0.2, 0.2], True, 2),
+    ):
         cell, taken = steadied(spreads)
         assert (cell.problem.get("noisy"), taken) == (noisy, times)
 

@@ -14,7 +14,13 @@ import pytest
 from benchmarks import machine
 from benchmarks.protocol import Record, read, summary
 from warploom.runtime.contest import Cell, Contender, Entry, Floor, compete
-from warploom.runtime.measure import SAMPLE_SECONDS, Sampler, Timing, interleave, laps_for
+from warploom.runtime.measure import (
+    SAMPLE_SECONDS,
+    Sampler,
+    Timing,
+    interleave,
+    laps_for,
+)
 from warploom.runtime.trial import buffer_sets
 
 PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}

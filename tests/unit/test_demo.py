@@ -63,7 +63,7 @@ def test_every_part_is_shown_with_its_kernel_and_its_error() -> None:
     shown = json.loads(result.stdout)
     rows = {row["part"]: row for row in shown["layer"]}
     assert [*rows] == [
-        *("q", "down", "attention", "attention, causal", "backward", "backward, causal")
+        *("q", "down", "attention", "attention, causal", "backward", "backward, causal"),
     ]
     assert [rows[name]["shape"] for name in ("q", "attention")] == ["7x96x80", "4/2 heads, 56"]
     assert all(0 < row["error / bound"] <= 1 for row in rows.values())
@@ -84,7 +84,9 @@ def test_all_of_it_is_one_screen() -> None:
     assert any(line.strip().startswith("warploom report ") for line in lines)
 
 
-def test_the_kernels_on_an_h200_are_those_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_on_an_h200_are_those_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The column was the choice of the table, which an H200 does not make."""
     monkeypatch.setattr(demo, "LAYER", {"q": (2112, 7168)})
     explain, asked = warploom.explain, list[object]()

@@ -37,7 +37,10 @@ def asking(tensor: torch.Tensor) -> torch.Tensor:
 WRITING: dict[str, tuple[Callable[[], Any], str]] = {
     "out": (lambda: warploom.gemm(asking(A), W.t(), out=out()), "has not seen before"),
     "out and b": (lambda: warploom.gemm(A, asking(W).t(), out=out()), "has not seen before"),
-    "amax": (lambda: warploom.gemm(A, W.t(), amax=torch.zeros(1).requires_grad_()), "does not see"),
+    "amax": (
+        lambda: warploom.gemm(A, W.t(), amax=torch.zeros(1).requires_grad_()),
+        "does not see",
+    ),
 }
 
 

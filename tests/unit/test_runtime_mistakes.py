@@ -47,7 +47,10 @@ MISTAKES: dict[str, Mistake] = {
     "numpy out": (gemm(out=np.zeros((6, 8))), "out .*ndarray: must be a torch tensor"),
     "sparse": (gemm(A.to_sparse()), "a, a sparse tensor .*: must be dense and strided"),
     "sparse csr": (lambda: warploom.gemm(A.float().to_sparse_csr(), B), "a, a sparse tensor"),
-    "nested": (lambda: warploom.gemm(torch.nested.nested_tensor([A, A]), B), "a, a nested tensor"),
+    "nested": (
+        lambda: warploom.gemm(torch.nested.nested_tensor([A, A]), B),
+        "a, a nested tensor",
+    ),
     "jagged": (
         lambda: warploom.attention(
             torch.nested.nested_tensor([Q[0], Q[0]], layout=torch.jagged), Q, Q
@@ -98,7 +101,10 @@ MISTAKES: dict[str, Mistake] = {
     "scale text of attention": (attention(scale="1"), "scale '1': scale is finite"),
     "scale bool of attention": (attention(scale=True), "scale True: scale is finite"),
     "q list": (attention([1.0]), r"q \[1.0\] of type list: must be a torch tensor"),
-    "deterministic": (attention(deterministic="yes"), "deterministic 'yes': must be True"),
+    "deterministic": (
+        attention(deterministic="yes"),
+        "deterministic 'yes': must be True",
+    ),
     "return_lse": (attention(return_lse="no"), "return_lse 'no': must be True or False"),
     "backward_spec": (attention(Q.clone().requires_grad_(), backward_spec=3), "spec 3 of type int"),
     "cu_seqlens list": (packed(torch.int32, cu_seqlens_q=[0, 16]), "cu_seqlens_q .* of type list"),
@@ -106,7 +112,10 @@ MISTAKES: dict[str, Mistake] = {
     "cu_seqlens decrease": (packed([0, 9, 5, 16]), "must begin with 0, never decrease"),
     "cu_seqlens negative": (packed([-4, 5, 16]), "must begin with 0"),
     "cu_seqlens not from 0": (packed([1, 5, 16]), "must begin with 0"),
-    "max_seqlen too small": (packed([0, 11, 16], 10), "q 10: must be at least the longest"),
+    "max_seqlen too small": (
+        packed([0, 11, 16], 10),
+        "q 10: must be at least the longest",
+    ),
     "max_seqlen float": (packed([0, 11, 16], 11.0), "max_seqlen_q 11.0: must be an int"),
     "explain None": (lambda: warploom.explain(None), "explain of None alone"),
     "explain a module": (

@@ -27,7 +27,11 @@ def test_a_fault_can_be_put_into_one_place_and_its_tests_are_there(fault: Fault)
 
 
 @pytest.mark.parametrize(
-    ("test", "told"), [("assert double(2) == 4", "caught"), ("assert double(0) == 0", "missed")]
+    ("test", "told"),
+    [
+        ("assert double(2) == 4", "caught"),
+        ("assert double(0) == 0", "missed"),
+    ],
 )
 def test_a_fault_is_caught_by_what_fails_with_it_alone(
     test: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

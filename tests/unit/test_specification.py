@@ -139,6 +139,7 @@ def test_an_unknown_architecture_or_family_is_named() -> None:
     ):
         replace(PLAIN, arch="sm_80")
     with pytest.raises(
-        UnknownNameError, match=f"family 'conv': must be one of {', '.join(families.names())}"
+        UnknownNameError,
+        match=f"family 'conv': must be one of {', '.join(families.names())}",
     ):
         replace(PLAIN, operation=replace(PLAIN.operation, family="conv"))

@@ -67,7 +67,12 @@ def test_the_installed_toolchain_has_the_versions_its_headers_state() -> None:
 
 def test_options_carry_no_path_so_that_keys_agree_between_machines() -> None:
     options = toolchain.find().options("sm_90a")
-    assert options[:4] == ("--gpu-architecture=sm_90a", "-std=c++17", "-default-device", "-DNDEBUG")
+    assert options[:4] == (
+        "--gpu-architecture=sm_90a",
+        "-std=c++17",
+        "-default-device",
+        "-DNDEBUG",
+    )
     assert not [option for option in options if option.startswith("-I") or "/" in option]
 
 

@@ -68,7 +68,9 @@ USUAL = {
     r"[Ss]treaming multiprocessor": "the glossary, of SM",
 }
 # Pages that keep older words, or do not exist to be read in one piece.
-OLD_PAGES = {"docs/notebook.md": "a diary, which is not rewritten"}
+OLD_PAGES = {
+    "docs/notebook.md": "a diary, which is not rewritten",
+}
 # A bullet is here until its release has passed: entries of the changelog are changed no more.
 OLD_ENTRIES = {
     "multiplies bf16 and fp16 matrices by 7 products": "written before the glossary",

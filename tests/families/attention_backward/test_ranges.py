@@ -66,7 +66,11 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
         fields: Any = (dim, mask, False, lengths, deterministic)
         operation = AttentionBackwardOperation("bf16", *fields)
         schedule = AttentionBackwardSchedule(
-            q_tile, kv_tile, 2 if q_tile > 64 else 1, overlap=q_tile > 64, cluster=cluster
+            q_tile,
+            kv_tile,
+            2 if q_tile > 64 else 1,
+            overlap=q_tile > 64,
+            cluster=cluster,
         )
         kernels[f"{fields}, {schedule}"] = KernelSpec("sm_90a", operation, schedule)
     assert len(kernels) == len(ORDERS)

@@ -60,7 +60,9 @@ def test_results_are_those_of_a_call_that_is_made(
             assert torch.equal(found, wanted)
 
 
-def test_other_lengths_and_pages_of_the_same_kind_are_read(launches: list[Plan[Any, Any]]) -> None:
+def test_other_lengths_and_pages_of_the_same_kind_are_read(
+    launches: list[Plan[Any, Any]],
+) -> None:
     """One plan serves all contents."""
     first, second = paged((17, 40)), paged((3, 16))
     first.assert_right()

@@ -13,7 +13,12 @@ import warploom
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import names
 from warploom.generator.families import family
-from warploom.generator.families._attention import DIMS, GRADIENT_DIMS, UNLIKE_DIMS, AttentionShape
+from warploom.generator.families._attention import (
+    DIMS,
+    GRADIENT_DIMS,
+    UNLIKE_DIMS,
+    AttentionShape,
+)
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec
@@ -165,7 +170,10 @@ def test_the_dimension_of_all_tensors_is_no_other_operation(name: str, dim: int)
 
 @pytest.mark.parametrize(
     ("name", "dims", "pairs"),
-    [("attention_forward", (64, 128), UNLIKE_DIMS), ("attention_backward", (128,), GRADIENT_DIMS)],
+    [
+        ("attention_forward", (64, 128), UNLIKE_DIMS),
+        ("attention_backward", (128,), GRADIENT_DIMS),
+    ],
 )
 def test_other_pairs_are_refused_by_name(
     name: str, dims: tuple[int, ...], pairs: tuple[tuple[int, int], ...]

@@ -13,7 +13,12 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
-from warploom.generator.families._attention import DIMS, GRADIENT_DIMS, UNBOUNDED, UNLIKE_DIMS
+from warploom.generator.families._attention import (
+    DIMS,
+    GRADIENT_DIMS,
+    UNBOUNDED,
+    UNLIKE_DIMS,
+)
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -167,7 +172,8 @@ def test_every_class_of_the_table_is_the_first_for_some_call(name: str) -> None:
     found = {
         id(
             family(name).table.first(
-                wanted, shape(sizes(dim, length, length, packed=packed, sharing=sharing), Band())
+                wanted,
+                shape(sizes(dim, length, length, packed=packed, sharing=sharing), Band()),
             )
         )
         for dim, packed, sharing in product(DIMS, (False, True), (1, 4, 8))

@@ -23,7 +23,11 @@ from warploom.generator.families.attention_forward import (
     AttentionSchedule,
 )
 from warploom.generator.families.attention_forward.launch import padded_total
-from warploom.generator.families.attention_forward.template import OFFSET, OFFSET_IF_NEEDED, SLACK_8
+from warploom.generator.families.attention_forward.template import (
+    OFFSET,
+    OFFSET_IF_NEEDED,
+    SLACK_8,
+)
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec

@@ -47,7 +47,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "bias of rows": bias(HEADS, ROWS, 1),
     "bias of one number": bias(1),
     "mask of columns": mask(BATCH, 1, 1, COLUMNS),
-    "mask of every score, causal": {**mask(BATCH, HEADS, ROWS, COLUMNS), "causal": "top_left"},
+    "mask of every score, causal": {
+        **mask(BATCH, HEADS, ROWS, COLUMNS),
+        "causal": "top_left",
+    },
     "mask of rows and columns, softcap": {**mask(ROWS, COLUMNS), "softcap": 1.5},
     "all": {
         **SLOPES,

@@ -241,7 +241,10 @@ MUTANTS: dict[str, tuple[KernelSpec, Edit]] = {
         KERNELS[0],
         ("before = side == 0 ? column0 : column_t;", "before = side == 0 ? column0 : row0;"),
     ),
-    "the largest magnitude is that of all rows": (KERNELS[4], ("  p.m = 0;\n", "")),
+    "the largest magnitude is that of all rows": (
+        KERNELS[4],
+        ("  p.m = 0;\n", ""),
+    ),
     "an offset that is below the one before counts": (
         KERNELS[0],
         (

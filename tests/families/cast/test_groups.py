@@ -11,7 +11,12 @@ from pretended_gpu import PretendedGpu, gpu
 import warploom
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
-from warploom.generator.families.cast import CastOperation, CastProblem, CastSchedule, CastShape
+from warploom.generator.families.cast import (
+    CastOperation,
+    CastProblem,
+    CastSchedule,
+    CastShape,
+)
 from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch

@@ -11,7 +11,12 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Bias, ColumnSum, EpilogueStep
 from warploom.generator.families._product import Batches
-from warploom.generator.families.gemm import FAMILY, GemmOperation, GemmProblem, GemmSchedule
+from warploom.generator.families.gemm import (
+    FAMILY,
+    GemmOperation,
+    GemmProblem,
+    GemmSchedule,
+)
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._product.epilogue import bind
@@ -42,7 +47,9 @@ def test_sums_are_of_what_passes_there_and_it_goes_on_unchanged() -> None:
 
 
 @pytest.mark.parametrize("b", [B, B.expand(2, 3, K, N)], ids=["one b", "batches of b"])
-def test_a_vector_is_summed_over_all_batches_and_one_for_each_over_its_own(b: torch.Tensor) -> None:
+def test_a_vector_is_summed_over_all_batches_and_one_for_each_over_its_own(
+    b: torch.Tensor,
+) -> None:
     whole, each = full(N), full(2, 3, N)
     warploom.gemm(A, b, epilogue=[("column_sum", whole)])
     warploom.gemm(A, b, epilogue=[("column_sum", each)])

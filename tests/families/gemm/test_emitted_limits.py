@@ -47,7 +47,9 @@ def gemm_text(spec: KernelSpec) -> str:
             *(["#define BATCHED"] if batched else []),
             *([] if "int kSplit" in text else ["constexpr int kSplit = 1;"]),
             *re.findall(
-                r"^constexpr int k(?:Tile|Cluster|Split|Consumers|Sharing|Swizzle).*?$", text, re.M
+                r"^constexpr int k(?:Tile|Cluster|Split|Consumers|Sharing|Swizzle).*?$",
+                text,
+                re.M,
             ),
             *definitions(text, "TileCoord", "Tiles"),
             f"static int k_tiles(const Parameters& p) {{ return {k_tiles}; }}",

@@ -65,7 +65,10 @@ ROWS: dict[str, tuple[torch.Tensor, int]] = {
     "in two dimensions": (zeros(2, 3, N, pitch=20), 20),
     "every other row": (torch.zeros(4, 3, 20)[:, :, :N].flatten(0, 1)[::2], 40),
     "an extent of 1 between": (torch.zeros(2, 3, 20).unsqueeze(1)[..., :N], 20),
-    "an extent of 1 with any stride": (torch.zeros(400).as_strided((6, 1, N), (20, 7, 1)), 20),
+    "an extent of 1 with any stride": (
+        torch.zeros(400).as_strided((6, 1, N), (20, 7, 1)),
+        20,
+    ),
     "an extent of 1 inside, with any stride": (
         torch.zeros(400).as_strided((2, 1, 3, N), (60, 7, 20, 1)),
         20,

@@ -58,7 +58,12 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
         "must be a torch.dtype",
         "bfloat16",
     ),
-    "int64 result": (gemm(out=OUT.long()), "out of torch.int64", "element types", ".to("),
+    "int64 result": (
+        gemm(out=OUT.long()),
+        "out of torch.int64",
+        "element types",
+        ".to(",
+    ),
     "accumulation": (
         gemm(accumulation="slow"),
         "use_fast_accum 'slow'",

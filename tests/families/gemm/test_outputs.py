@@ -221,7 +221,9 @@ def test_batches_of_out_may_lie_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize("accumulation", ["fast", "promoted"])
-def test_an_accumulation_is_part_of_the_kernel_that_is_chosen(accumulation: Accumulation) -> None:
+def test_an_accumulation_is_part_of_the_kernel_that_is_chosen(
+    accumulation: Accumulation,
+) -> None:
     a, b = A[:, :16].to(E4M3), B.to(E5M2).t().contiguous().t()[:16]
     fast = accumulation == "fast"
     kernel = parse_name(warploom.explain(a, b, use_fast_accum=fast).kernel)

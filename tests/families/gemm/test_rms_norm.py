@@ -15,7 +15,11 @@ import warploom
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.epilogue import Gate, GateGradient, MeanSquare, Residual, RmsScale
 from warploom.generator.families import family
-from warploom.generator.families.gemm import GemmOperation, GemmShape, complete
+from warploom.generator.families.gemm import (
+    GemmOperation,
+    GemmShape,
+    complete,
+)
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.gemm import operators, reference

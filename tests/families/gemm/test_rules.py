@@ -76,7 +76,8 @@ def test_a_value_of_another_type_is_refused_although_it_may_be_equal(
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "mixes"), [("e4m3", "e5m2", True), ("fp16", "bf16", False), ("int8", "e4m3", False)]
+    ("a", "b", "mixes"),
+    [("e4m3", "e5m2", True), ("fp16", "bf16", False), ("int8", "e4m3", False)],
 )
 def test_only_the_types_of_8_bit_floats_mix(a: Input, b: Input, mixes: bool) -> None:
     """wgmma would read the bits of one type as those of the other."""

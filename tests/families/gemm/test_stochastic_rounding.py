@@ -172,7 +172,11 @@ def test_what_cannot_be_rounded_at_random_is_refused() -> None:
         ({"rounding": "stochastic", "rounding_state": 3}, "must be a tensor"),
         ({"rounding": "stochastic", "out_dtype": torch.float32}, "d behind stochastic_rounding"),
         (
-            {"epilogue": [("quantize", scales)], "out_dtype": E4M3, "rounding": "stochastic"},
+            {
+                "epilogue": [("quantize", scales)],
+                "out_dtype": E4M3,
+                "rounding": "stochastic",
+            },
             "quantize_exact and stochastic_rounding: must be one of them",
         ),
         (

@@ -134,7 +134,13 @@ def test_eight_bits_are_scaled_by_rows(dtype: torch.dtype, out_dtype: torch.dtyp
     scale_x, scale_weight = torch.rand(10, 1) / 64, torch.rand(72) / 64
     bias = torch.randn(72).to(out_dtype or torch.bfloat16)
     y = warploom.sparse_gemm(
-        x, weight, bias, "silu", scale_x=scale_x, scale_weight=scale_weight, out_dtype=out_dtype
+        x,
+        weight,
+        bias,
+        "silu",
+        scale_x=scale_x,
+        scale_weight=scale_weight,
+        out_dtype=out_dtype,
     )
     sums = x.double() @ weight.dense().double().mT
     z = sums * scale_x.double().reshape(2, 5, 1) * scale_weight.double() + bias.double()
@@ -199,7 +205,10 @@ EIGHT: dict[str, Any] = {
         ),
         ({"scale_x": torch.ones(1)}, "are for x and weights of 8 bits"),
         ({"out_dtype": torch.float32}, "a result of torch.float32 with x of torch.bfloat16"),
-        (EIGHT | {"scale_x": torch.ones(4)}, "scale_weight None .* must be passed together"),
+        (
+            EIGHT | {"scale_x": torch.ones(4)},
+            "scale_weight None .* must be passed together",
+        ),
         (
             EIGHT | {"scale_x": torch.ones(3), "scale_weight": torch.ones(72)},
             r"scale_x torch.float32 \[3\] .* of one element or of 4",

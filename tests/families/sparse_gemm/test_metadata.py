@@ -10,8 +10,16 @@ from warploom.quantization.sparse_weight import sparsify
 # cute/atom/mma_traits_sm90_gmma_sparse.hpp, ELayout_64x32 and ELayout_64x64: extents and strides of
 # threads and of the logical elements that a thread's word is about; an index is row + 64 column.
 LAYOUTS = {
-    torch.bfloat16: (32, ((2, 1024), (2, 0), (8, 1), (4, 16)), ((16, 64), (2, 8))),
-    torch.int8: (64, ((2, 8), (2, 2048), (8, 1), (4, 16)), ((32, 64),)),
+    torch.bfloat16: (
+        32,
+        ((2, 1024), (2, 0), (8, 1), (4, 16)),
+        ((16, 64), (2, 8)),
+    ),
+    torch.int8: (
+        64,
+        ((2, 8), (2, 2048), (8, 1), (4, 16)),
+        ((32, 64),),
+    ),
 }
 
 
