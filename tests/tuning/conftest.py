@@ -63,9 +63,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Where calls are tuned, with records of this test's own."""
-    return Machine(monkeypatch)
+    made = Machine(monkeypatch)
+    yield made
+    made.end()
 
 
 @pytest.fixture
