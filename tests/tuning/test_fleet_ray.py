@@ -196,10 +196,10 @@ def test_a_node_that_joins_is_used_and_one_that_goes_is_no_loss(
     def moved(self: RayGpu, batch: Batch) -> Any:
         if self.hello.node == head:
             begun.set()
-            assert went.wait(120)  # so that the other has to be used
+            assert went.wait(600)  # so that the other has to be used
         elif measured:
             enough.set()
-            assert went.wait(120)
+            assert went.wait(600)
             await_loss(self.hello.node)
         else:
             measured.append(self.hello.name)
