@@ -20,6 +20,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
 from warploom.integrations import dropout_rules, torch_attention
 from warploom.integrations import transformers_scores as extras
+from warploom.integrations import transformers_selection as selection
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
@@ -65,14 +66,18 @@ def attention(
     query is [batch, heads, rows, dim], key and value [batch, kv_heads, keys, dim]. The mask says
     which keys a row attends to; without one, a causal module's rows attend from the first key on.
     `cu_seq_lens_q` and `cu_seq_lens_k` separate packed sequences where the mask does not. `s_aux`
-    [heads] are sinks: one more score in each row's softmax. With `scores`, "int8" or "e4m3",
-    operands are quantized to 8 bits where `eight_bit_refusal` says nothing against it.
+    [heads] are sinks: one more score in each row's softmax. Keys that the layer chooses for each
+    row, by the keywords of transformers_selection.py, are part of the mask. With `scores`, "int8"
+    or "e4m3", operands are quantized to 8 bits where `eight_bit_refusal` says nothing against it.
     """
     if keywords.get("cache") is not None or keywords.get("sinks") is not None:
         _refuse(module, keywords)
     if keywords.get("output_attentions"):
         _warn_of_no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if selection.selects(keywords):
+        chosen = (module, query, key.shape[2], attention_mask, keywords)
+        attention_mask = selection.masked(*chosen, causal=causal)
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
         # A cache before its first rows: what is past them is not filled yet.
         key, value = (tensor[:, :, : query.shape[2]] for tensor in (key, value))

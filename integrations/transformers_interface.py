@@ -1,7 +1,8 @@
 """Which models of transformers take an attention by name, through its AttentionInterface.
 
 A model with an attention of its own asks for masks by the same name: it would get those that
-Warploom's attention reads, None among them, and lose causality or padding. Masks are made for a
+Warploom's attention reads, None among them, and lose causality or padding. Models that compute with
+their masks, by what transformers' own attentions get, must get the same. Masks are made for a
 configuration, so the model is found by it.
 """
 
@@ -13,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,14 +25,18 @@ _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a model's source looks attentions
 _ATTENTION = re.compile(
     r"^class \w*(Attention|Attn)\w*\(([\w.]+, *)*(\w+\.)*Module\b", re.MULTILINE
 )
-_known: dict[int, tuple[weakref.ref[Any], bool]] = {}  # what was told of configurations, by id
+_NAMES_SDPA = re.compile(r"\b_attn_implementation\s*==\s*[\"']sdpa")
+Kind = Literal["any", "not none", "eager"]
+_known: dict[int, tuple[weakref.ref[Any], Kind]] = {}  # what was told of configurations, by id
 
 
-def wants_eager_masks(config: Any, name: str) -> bool:  # noqa: ANN401
-    """Whether masks for a configuration must be those of eager attention; asked for each mask.
+def mask_kind(config: Any, name: str) -> Kind:  # noqa: ANN401
+    """Which masks the models of a configuration take; asked for each mask.
 
-    A model that says of itself that it supports neither SDPA nor other attentions may leave out
-    that its layers are not causal, or read its masks itself: it takes no mask but this one.
+    "eager" is a mask that is added to scores. A model that says of itself that it supports none of
+    SDPA, FlashAttention and flex attention may leave out that its layers are not causal, or compute
+    with its masks: it takes no mask but this one. "not none" is a mask that says what it masks: a
+    model that compares the name with "sdpa" may drop rows of a mask, or rows without a mask.
 
     Args:
         config: What a mask is made for; anything else where the caller is no model.
@@ -40,20 +45,20 @@ def wants_eager_masks(config: Any, name: str) -> bool:  # noqa: ANN401
     Raises ProblemError where the model does not use AttentionInterface.
     """
     if not isinstance(config, PreTrainedConfig):
-        return False
+        return "any"
     refused: str
-    eager: bool
+    kind: Kind
     if torch.compiler.is_compiling():
-        refused, eager = _told_by_class(type(config))
+        refused, kind = _told_by_class(type(config))
         _require_none(refused, name)
-        return eager
+        return kind
     known = _known.get(id(config))
     if known is not None and known[0]() is config:
         return known[1]
-    refused, eager = _told(config)
+    refused, kind = _told(config)
     _require_none(refused, name)
-    _known[id(config)] = weakref.ref(config, partial(_forget, id(config))), eager
-    return eager
+    _known[id(config)] = weakref.ref(config, partial(_forget, id(config))), kind
+    return kind
 
 
 def _require_none(model: str, name: str) -> None:
@@ -103,32 +108,41 @@ def _configurations(model: type[PreTrainedModel]) -> tuple[object, ...]:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _told_by_class(config: type) -> tuple[str, bool]:
-    """The name of a model to refuse, or "", and whether it wants eager masks, by a class alone.
+def _told_by_class(config: type) -> tuple[str, Kind]:
+    """The name of a model to refuse, or "", and which masks it takes, by a class alone.
 
     Where models differ, the best is taken: a compiled graph cannot look at who asks.
     """
     models = models_of(config)
     uses = not models or any(map(uses_interface, models))
-    supports = not models or any(map(_supports_others, models))
-    return "" if uses else _name(models), not supports
+    return "" if uses else _name(models), _kind(models)
 
 
-def _told(config: object) -> tuple[str, bool]:
+def _told(config: object) -> tuple[str, Kind]:
     """The same of a configuration. Where models for its class differ, that which asks is told."""
     models = models_of(type(config))
     if len({(uses_interface(one), _supports_others(one)) for one in models}) > 1:
         asking = _asking(config)
         if asking is not None:
-            kind = type(asking)
-            return "" if uses_interface(kind) else kind.__name__, not _supports_others(kind)
-    refused, eager = _told_by_class(type(config))
-    return refused, eager
+            own = type(asking)
+            return "" if uses_interface(own) else own.__name__, _kind([own])
+    refused, kind = _told_by_class(type(config))
+    return refused, kind
+
+
+def _kind(models: list[type[PreTrainedModel]]) -> Kind:
+    if models and not any(map(_supports_others, models)):
+        return "eager"
+    return "not none" if any(_NAMES_SDPA.search(_source(one)) for one in models) else "any"
 
 
 def _supports_others(model: type[PreTrainedModel]) -> bool:
     """Whether a class of models says that its layers work by another attention than eager."""
-    return bool(model._supports_sdpa or getattr(model, "_supports_attention_backend", False))
+    others = getattr(model, "_supports_flash_attn", True) or getattr(
+        model, "_supports_flex_attn", True
+    )
+    backend = getattr(model, "_supports_attention_backend", False)
+    return bool(model._supports_sdpa or (backend and others))
 
 
 def _name(models: list[type[PreTrainedModel]]) -> str:
@@ -152,14 +166,17 @@ def _asking(config: object) -> PreTrainedModel | None:
 
 def _source_uses(model: type[PreTrainedModel]) -> bool:
     """Whether the module that defines a class looks attentions up, or has none of its own."""
+    source = _source(model)
+    return bool(source) and (_INTERFACE in source or not _ATTENTION.search(source))
+
+
+def _source(model: type[PreTrainedModel]) -> str:
+    """The source of the module that defines a class; "" where there is none, as of a notebook's."""
     module = sys.modules.get(model.__module__)
-    if module is None:
-        return False
     try:
-        source = inspect.getsource(module)
-    except (OSError, TypeError):  # as of a notebook's
-        return False
-    return _INTERFACE in source or not _ATTENTION.search(source)
+        return "" if module is None else inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
 
 
 def _subclasses(kind: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:

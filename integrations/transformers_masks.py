@@ -18,10 +18,13 @@ from transformers.utils.import_utils import is_tracing
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations import unpacked
 from warploom.integrations.bounds import Bounds, Extents, Pattern, bounds
-from warploom.integrations.transformers_interface import wants_eager_masks
+from warploom.integrations.transformers_interface import mask_kind
 
 NAME = "warploom"  # the attn_implementation whose masks these are
 MaskFunction = Callable[..., Any]
+
+
+_NEVER_NONE = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 
 
 class BoundedMask:
@@ -108,7 +111,7 @@ def mask(
 
     Raises ProblemError for the configuration of a model that does not use AttentionInterface.
     """
-    eager = wants_eager_masks(keywords.get("config"), NAME)
+    kind = mask_kind(keywords.get("config"), NAME)
     if isinstance(attention_mask, BoundedMask):  # made ahead, by `generate`
         return attention_mask
     if unpacked.marks(attention_mask, batch_size):
@@ -122,8 +125,9 @@ def mask(
         "mask_function": mask_function,
         "attention_mask": attention_mask,
         **keywords,
+        **(_NEVER_NONE if kind == "not none" else {}),
     }
-    if eager:
+    if kind == "eager":
         added: torch.Tensor = masking_utils.eager_mask(
             **arguments | {"allow_is_bidirectional_skip": False}
         )
@@ -132,7 +136,7 @@ def mask(
         step = _step(arguments)
         return _tensor(arguments) if step is None else step
     if is_tracing(attention_mask):
-        plain = _causal_from_start(mask_function, attention_mask, kv_offset, keywords)
+        plain = _causal_from_start(mask_function, attention_mask, kv_offset, arguments)
         return None if plain and q_length == kv_length else _tensor(arguments)
     pattern = None if q_length == 1 else recognised(mask_function)
     if pattern is None or not (pattern.packed is not None or _may_skip(keywords)):
@@ -143,9 +147,9 @@ def mask(
     found = bounds(pattern, extents, attention_mask, torch.device(keywords.get("device", "cpu")))
     if found is None:
         return _tensor(arguments)
-    if _is_plain(found, q_length, kv_length):
+    if _is_plain(found, q_length, kv_length) and kind == "any":
         return None
-    arguments |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    arguments |= _NEVER_NONE
     return BoundedMask(found, (batch_size, 1, q_length, kv_length), arguments)
 
 

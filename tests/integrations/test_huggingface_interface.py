@@ -218,10 +218,10 @@ def test_classes_are_told_apart_as_transformers_does(name: str) -> None:
             assert isinstance(config, type)
             given = config.__new__(config)
             if uses:
-                transformers_interface.wants_eager_masks(given, "warploom")
+                transformers_interface.mask_kind(given, "warploom")
             else:
                 with pytest.raises(ProblemError, match=r"^attn_implementation='warploom' for \w+:"):
-                    transformers_interface.wants_eager_masks(given, "warploom")
+                    transformers_interface.mask_kind(given, "warploom")
 
 
 def test_a_patch_leaves_parts_whose_attention_is_their_own() -> None:

@@ -1,0 +1,126 @@
+"""Models whose layers choose keys, drop rows, or add keys, by what transformers' attentions get.
+
+Compared with their own attention in fp32, where both are torch's: only the mask can differ.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import warploom
+from warploom.errors import ProblemError
+
+ROWS = 24
+IDS = torch.randint(3, 64, (2, ROWS), generator=torch.Generator().manual_seed(0))
+PADDED = torch.ones_like(IDS)
+PADDED[1, :7] = 0
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.2,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "v_head_dim": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "head_dim": 8, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
+    "index_n_heads": 2, "index_head_dim": 16, "index_topk": 5, "first_k_dense_replace": 1,
+}  # fmt: skip
+BLOCKS = {
+    "num_key_value_heads": 2, "head_dim": 16, "num_experts_per_tok": 2, "num_local_experts": 4,
+    "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 4, "rotary_dim": 8,
+    "index_topk_blocks": 1, "index_local_blocks": 1, "dense_intermediate_size": 96,
+    "shared_intermediate_size": 32, "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2],
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "deepseek_v32": LATENT,  # `indices` of keys
+    "glm_moe_dsa": LATENT,
+    "axk2": LATENT,
+    "minimax_m3_vl_text": BLOCKS,  # blocks of keys, of each group of heads
+    # Keys of compressed blocks are added.
+    "deepseek_v4": {**LATENT, "num_key_value_heads": 1, "compress_ratios": [4, 4, 0]},
+}
+
+
+@cache
+def _made(kind: str) -> Any:  # noqa: ANN401 (models are called with anything)
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS.get(kind, {})})
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def model(kind: str) -> Any:  # noqa: ANN401
+    return copy.deepcopy(_made(kind))
+
+
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["whole", "padded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_attends_to_the_keys_that_it_chose(kind: str, mask: torch.Tensor | None) -> None:
+    """Models of DeepSeek-V3.2's kind attended to every key, and DeepSeek-V4's failed."""
+    plain, ours = model(kind), model(kind)
+    assert warploom.patch(ours, linear=False, experts=False).rows
+    seen = slice(None) if mask is None else mask.bool()
+    results = []
+    for one in (plain, ours):
+        logits = one(input_ids=IDS, attention_mask=mask, use_cache=False).logits[seen]
+        logits.square().mean().backward()
+        results.append(logits.detach())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        if other.grad is not None:
+            scale = float(other.grad.abs().max())
+            assert float((one.grad - other.grad).abs().max()) <= 1e-3 * scale + 1e-7, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_generated_from_the_chosen_keys(kind: str) -> None:
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    plain, ours = model(kind), model(kind)
+    warploom.patch(ours, linear=False, experts=False)
+    want = plain.generate(IDS, attention_mask=PADDED, **options)
+    assert torch.equal(ours.generate(IDS, attention_mask=PADDED, **options), want)
+
+
+def test_fewer_keys_than_rows_matter_to_the_comparison() -> None:
+    """The models of this file would give the same without a choice if it were of all keys."""
+    config = copy.deepcopy(_made("deepseek_v32").config)
+    config.index_topk = ROWS
+    every = AutoModelForCausalLM.from_config(config).float().eval()
+    every.load_state_dict(_made("deepseek_v32").state_dict())
+    few, all_keys = (
+        one(input_ids=IDS, use_cache=False).logits for one in (model("deepseek_v32"), every)
+    )
+    assert float((few - all_keys).abs().max()) > 0.05 * float(few.abs().max())
+
+
+def test_the_last_rows_alone_see_every_earlier_key() -> None:
+    """Gemma 4 drops rows that no logits are asked of, and those of a mask that there is."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16, "sliding_window": 8,
+             "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
+             "vocab_size_per_layer_input": 64, "num_hidden_layers": 4,
+             "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING["gemma4_text"](**{**SIZES, **sizes})
+    plain = AutoModelForCausalLM.from_config(config).float().eval()
+    ours = copy.deepcopy(plain)
+    warploom.patch(ours, linear=False, experts=False)
+    with torch.no_grad():
+        want = plain(input_ids=IDS, use_cache=False).logits[:, -3:]
+        result = ours(input_ids=IDS, use_cache=False, logits_to_keep=3).logits
+    torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_choice_by_a_name_that_nobody_knows_is_refused() -> None:
+    """To ignore it would be to attend to every key."""
+    from warploom.integrations.transformers_attention import attention
+
+    layer = model("deepseek_v32").model.layers[0].self_attn
+    q = torch.randn(1, 4, 8, 16)
+    with pytest.raises(ProblemError, match=r"row_indices \[1, 8, 2\].*by which the model selects"):
+        attention(layer, q, q, q, None, row_indices=torch.zeros(1, 8, 2, dtype=torch.long))
