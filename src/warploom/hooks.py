@@ -26,8 +26,8 @@ class Observer(Protocol):
 class Nobody:
     """Hears of plans, and does nothing.
 
-    It takes the place of an observer that has ended, where None would not do: another thread may
-    have just read that there is an observer, and then tells it of its plan.
+    It takes the place of an observer that has ended. None would not do: the runtime looks here
+    twice for each plan, and another thread may be between the two.
     """
 
     def planned(self, plan: Any) -> None:  # noqa: ANN401
