@@ -199,3 +199,26 @@ def test_deepseek_v3_is_trained_with_192_and_128(
         optimizer.step()
     assert computed == {"by_kernels": 16} and set(seen) == {(192, 192, 128)}
     assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("kind", ["bool", "added", "none"])
+def test_rows_attend_to_the_keys_that_their_layer_chose(kind: str, computed: Counter[str]) -> None:
+    """As layers of DeepSeek-V3.2 hand a choice to attentions that are not transformers' own."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 8, ROWS, 128, device="cuda").bfloat16() for _ in range(3))
+    rows = torch.arange(ROWS, device="cuda")
+    indices = torch.rand(2, ROWS, ROWS, device="cuda").argsort(-1)[..., :40]
+    indices[..., 0] = rows  # no row is without a key
+    kept = torch.zeros(2, 1, ROWS, ROWS, dtype=torch.bool, device="cuda")
+    kept = kept.scatter(-1, indices[:, None], True).tril()
+    mask: torch.Tensor | None = torch.ones_like(kept).tril()
+    if kind == "added":
+        mask = torch.zeros_like(kept, dtype=torch.bfloat16).masked_fill(~mask, -torch.inf)
+    elif kind == "none":
+        mask = None
+    layer = torch.nn.Module()
+    out, _ = transformers_attention.attention(layer, q, k, v, mask, indices=indices)
+    assert computed == {"by_kernels": 1}
+    scores = q.double() @ k.double().mT / 128**0.5
+    exact = scores.masked_fill(~kept, -torch.inf).softmax(-1) @ v.double()
+    assert float((out.transpose(1, 2) - exact).abs().max()) < 2**-5
