@@ -37,6 +37,7 @@ def wgmma(
     a_k_major: bool = True,
     b_k_major: bool = True,
     has_k: bool = True,
+    sparse: bool = False,
 ) -> TemplateText:
     """Return the C++ struct `name` with `fma(a, b, d, add)` for one 64 x n instruction.
 
@@ -44,6 +45,8 @@ def wgmma(
     for int8 operands. With `a_in_registers` (K-major) `a` is instead the thread's four registers of
     A: of 16 bits two elements each, laid out as two 8-column fragments of an accumulator.
     `has_k`: whether the struct has kK, the k of an instruction.
+    With `sparse` A is 2:4 sparse and in shared memory: it has half of the columns, and the struct
+    has `fma<kSelector>(a, b, metadata, d, add)`, whose `metadata` is a word of each thread.
     Where `add` is false by a constant the product overwrites them, and the compiler may use their
     registers for something else until then (a run-time flag pins them through the epilogue: 4 to
     130 bytes of spills).
@@ -59,26 +62,36 @@ def wgmma(
         ",".join(registers[i : i + _WIDTH]) for i in range(0, count, _WIDTH)
     )
     outputs = _lines([f'"+{letter}"(d[{i}])' for i in range(count)], " " * 10, ", ")
-    shape = f"m64n{n}k{a.wgmma_k}"
+    k = a.wgmma_k * (1 + sparse)
+    shape = f"m64n{n}k{k}"
     if a_in_registers:
-        layouts, a_type, a_count = "A in registers, B by descriptor", "const uint32_t (&a)[4]", 4
+        layouts, a_type, a_count = "A in registers, B by descriptor,", "const uint32_t (&a)[4]", 4
         a_text = f"{{{','.join(f'%{count + i}' for i in range(4))}}}"
         a_input = ", ".join(f'"r"(a[{i}])' for i in range(4))
     else:
-        layouts, a_type, a_count = "A and B by descriptor", "uint64_t a", 1
+        layouts, a_type, a_count = "A and B by descriptor,", "uint64_t a", 1
         a_text, a_input = f"%{count}", '"l"(a)'
     b_index = count + a_count
-    constant = f"\n  static constexpr int kK = {a.wgmma_k};\n" if has_k else ""
-    signature = f"{a_type}, uint64_t b, {accumulator} (&d)[{count}], bool add"
+    operands, inputs = f"{a_text}, %{b_index}", f'{a_input}, "l"(b)'
+    metadata, selected = "", ""
+    if sparse:
+        layouts = "sparse A and B by descriptor, metadata and"
+        metadata = f"uint32_t metadata,\n{' ' * 45}"
+        selected = "\n  template <int kSelector>"
+        operands += f", %{b_index + 1}, %{b_index + 2}"
+        inputs += ', "r"(metadata), "n"(kSelector)'
+    predicate = b_index + 1 + 2 * sparse
+    constant = f"\n  static constexpr int kK = {k};\n" if has_k else ""
+    signature = f"{a_type}, uint64_t b, {metadata}{accumulator} (&d)[{count}], bool add"
     return TemplateText(f"""\
-// D[64 x {n}] += A[64 x {a.wgmma_k}] * B[{a.wgmma_k} x {n}]; {layouts}, D in registers.
-struct {name} {{{constant}
+// D[64 x {n}] += A[64 x {k}] * B[{k} x {n}]; {layouts} D in registers.
+struct {name} {{{constant}{selected}
   __device__ __forceinline__ static void fma({signature}) {{
     asm volatile(
-        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{b_index + 1}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
-        "{quoted}}}, {a_text}, %{b_index}, add{scales}{majors};\\n}}\\n"
+        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{predicate}, 0;\\n"
+        "wgmma.mma_async{".sp" * sparse}.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
+        "{quoted}}}, {operands}, add{scales}{majors};\\n}}\\n"
         : {outputs}
-        : {a_input}, "l"(b), "r"(int(add)));
+        : {inputs}, "r"(int(add)));
   }}
 }};""")

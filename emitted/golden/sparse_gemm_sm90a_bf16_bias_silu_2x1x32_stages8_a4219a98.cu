@@ -1,23 +1,26 @@
 // sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98
 //
-// y = silu(x W' + bias), bf16, W 2:4 sparse
-//   128 rows of W by 32 of x a tile, 2 consumers, 8 stages
+// y[m, n] = silu(x[m, k] W[n, k]' + bias), W 2:4 sparse along k
+//   x bf16, W bf16, accumulated in fp32, y bf16
+//   tile 32x128x64, 2 consumers, 8 stages, along_n, swizzle 8
+//   computed as y' = W x': rows of wgmma.sp's tile are rows of W, its columns rows of x
 // Digest a4219a986d8f1f229489ea67fdb1d6ebbc8c3e45b46f4fcf60fff69ac0c0637c; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
-// Warpgroups 1 to 2, 2 consumers: wgmma.sp on 64 rows of W, then the epilogue.
+// Warpgroups 1 and 2, the consumers: wgmma.sp on 64 rows of W each, then the epilogue.
 // Registers per thread: 168 at launch; setmaxnreg: producer 40, consumers 232 (40 + 2 * 232 <= 3 * 168).
-//   A consumer thread has 16 accumulators.
+//   A consumer thread has 16 accumulators, and 1 word of metadata for each of two k tiles in flight.
 // Shared memory: 115840 bytes; the launch asks for 116736 of 232448
-//   tokens       8 stages * 32 rows * 128 = 32768
+//   x            8 stages * 32 rows * 128 = 32768
 //   values       8 stages * 128 rows * 64 = 65536
-//   metadata     8 stages * 1024 = 8192
-//   staging      2 consumers * 32 tokens * 144 = 9216
+//   metadata     8 stages * 2 blocks of 64 rows * 512 = 8192
+//   staging      2 consumers * 32 rows of y * 144 = 9216
 //   full, empty  8 stages * 2 * 8 = 128
-// Barriers      waited for by    guards                       a phase completes after
-// full          consumers        a stage until it is filled   1 arrival and the stage's bytes
-// empty         the producer     a stage while it is read     8 arrivals: every consumer warp
-// named 1 to 2  all that arrive  its staging buffer           128 threads of a consumer
+// Barriers    waited for by    guards                       a phase completes after
+// full        consumers        a stage until it is filled   1 arrival and the stage's bytes
+// empty       the producer     a stage while it is read     8 arrivals: every consumer warp
+// named 1, 2  all that arrive  its staging buffer           128 threads of a consumer
+// CTA         all that arrive  barriers before use          all threads
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -38,18 +41,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/numeric_types.h"
 
-using Output = cutlass::bfloat16_t;
-using Sum = float;
-constexpr int kConsumers = 2, kBlocks = 1;  // blocks of 64 rows in a consumer
-constexpr int kTokens = 32, kStages = 8;
-constexpr int kTileK = 64;  // columns of W in a stage: 64 bytes of values, 128 of x
-constexpr int kRows = 64 * kConsumers * kBlocks, kRowBlocks = kRows / 64;
-constexpr int kCount = kTokens / 2;  // accumulators of a thread in 64 rows
-constexpr int kValuesBytes = kRows * 64, kTokensBytes = kTokens * 128;
-constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a 32-bit word for each thread
-constexpr int kWords = 1, kWordsBytes = kWords * kWordBytes;  // a thread's words for 64 rows of a stage
-constexpr int kChunk = 32, kPitch = 144;  // staged tokens, and bytes between them (16 against bank conflicts)
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+constexpr int kTileM = 32, kTileN = 128, kTileK = 64;
+constexpr int kStages = 8, kConsumers = 2;  // consumer warpgroups
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
+constexpr int kBlockRows = 64;  // rows of W in one wgmma
+constexpr int kBlocks = 1, kTileBlocks = kConsumers * kBlocks;  // blocks in a consumer, and in a tile
+constexpr int kCount = kTileM / 2;  // accumulators of a thread in one block
+constexpr int kXRow = 128, kValuesRow = 64;  // bytes of a row of x and of values of a row of W in one stage
+constexpr int kXBytes = kTileM * kXRow, kValuesBytes = kTileN * kValuesRow;
+constexpr int kWordBytes = 128 * 4;  // metadata of one block and 64 columns of W: a 32-bit word for each thread
+constexpr int kWords = 1, kWordsBytes = kWords * kWordBytes;  // a thread's words for one block in a stage
+constexpr int kChunkRows = 32;  // rows of y in one pass of the epilogue
+constexpr int kStagingRow = 144;  // bytes between staged rows of y: 128, and 16 against bank conflicts
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -79,6 +84,33 @@ __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// ---- Device functions ----------------------------------------------------------------------------------
+// D[64 x 32] += A[64 x 32] * B[32 x 32]; sparse A and B by descriptor, metadata and D in registers.
+struct Wgmma {
+  template <int kSelector>
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, uint32_t metadata,
+                                             float (&d)[16], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %20, 0;\n"
+        "wgmma.mma_async.sp.sync.aligned.m64n32k32.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, %18, %19, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(metadata), "n"(kSelector), "r"(int(add)));
+  }
+};
+
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
 // A stage of the pipeline and the phase parity to wait for.
 template <int kDepth> struct PipelineState {
   int stage;
@@ -91,16 +123,33 @@ template <int kDepth> struct PipelineState {
 };
 using Position = PipelineState<kStages>;
 
-// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
-// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
-// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
-__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
-  cute::GmmaDescriptor descriptor;
-  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
-  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
-  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
-  descriptor.bitfield.layout_type_ = layout;
-  return descriptor;
+// A tile of y: the column and the row of its first element, which are a row of W and a row of x.
+struct TileCoord { int n, m; };
+
+// The tile scheduler.
+struct Tiles {
+  int columns, rows;
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : columns((p.n + kTileN - 1) / kTileN), rows((p.m + kTileM - 1) / kTileM) {}
+
+  __device__ __forceinline__ int count() const { return columns * rows; }
+
+  __device__ __forceinline__ TileCoord at(int index) const {
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
+    return {column * kTileN, row * kTileM};
+  }
+};
+
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
 // Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
@@ -129,85 +178,38 @@ struct Silu {
   __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
 };
 
-struct Shared {
-  alignas(1024) uint8_t tokens[kStages][kTokensBytes];
+struct SharedStorage {
+  alignas(1024) uint8_t x[kStages][kXBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t values[kStages][kValuesBytes];
-  alignas(128) uint8_t metadata[kStages][kRowBlocks * kWordsBytes];
-  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W, by tokens
-  FullBarrier full[kStages];
-  EmptyBarrier empty[kStages];
+  alignas(128) uint8_t metadata[kStages][kTileBlocks * kWordsBytes];
+  alignas(128) uint8_t staging[kConsumers][kChunkRows * kStagingRow];  // y of one block
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
-static_assert(sizeof(Shared) <= 116736);
+static_assert(sizeof(SharedStorage) <= 116736);
 
-// D[64 x 32] += W[64 x 32] * x'. The instruction takes metadata from two of every four threads:
-// kSelector says which, so that one word serves two instructions.
-template <int kSelector>
-__device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
-                                         int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %20, 0;\n"
-      "wgmma.mma_async.sp.sync.aligned.m64n32k32.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, %18, %19, add, 1, 1, 0, 0;\n}\n"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), 
-"+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]), 
-"+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), 
-"+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
-: "l"(values), "l"(tokens), "r"(word), "n"(kSelector), "r"(add));
-}
-
-// Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
-// instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes (k_tiles is
-// at least 1), which ptxas cannot know.
-__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* shared) {
-  if (k_tiles > 0) return;
-  CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kWords; ++i)
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(shared)),
-                 "r"(words[i / kWords][i % kWords])
-                 : "memory");
-}
-
-// The tile scheduler: rows of the grid of tiles are rows of W, and its columns are tokens.
-struct TileScheduler {
-  int rows, columns, tiles;
-
-  __device__ __forceinline__ explicit TileScheduler(const Parameters& p)
-      : rows((p.n + kRows - 1) / kRows), columns((p.m + kTokens - 1) / kTokens), tiles(rows * columns) {}
-
-  // The first row of W and the first token of a tile.
-  __device__ __forceinline__ void at(int index, int& first_row, int& first_token) const {
-    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
-    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-    const int band = index / (kSwizzle * columns);
-    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-    const int offset = index - band * kSwizzle * columns;
-    const int row = band * kSwizzle + offset % width, column = offset / width;
-    first_row = row * kRows;
-    first_token = column * kTokens;
-  }
-};
-
-__device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
-  const TileScheduler scheduler(p);
-  const int row_blocks = (p.n + 63) / 64;
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
+  const Tiles tiles(p);
+  const int blocks = (p.n + kBlockRows - 1) / kBlockRows;
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
-  for (int tile = blockIdx.x; tile < scheduler.tiles; tile += gridDim.x) {
-    int row, token;
-    scheduler.at(tile, row, token);
+  for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    const TileCoord at = tiles.at(tile);
     CUTE_NO_UNROLL
     for (int k_tile = 0; k_tile < p.k_tiles; ++k_tile) {
       const int stage = position.stage;
       shared.empty[stage].wait(position.phase);
-      shared.full[stage].arrive_and_expect_tx(kValuesBytes + kTokensBytes + kRowBlocks * kWordsBytes);
+      // Boxes count in full: what of them is past the end of x or of W, TMA fills with zeros.
+      shared.full[stage].arrive_and_expect_tx(kXBytes + kValuesBytes + kTileBlocks * kWordsBytes);
       auto* barrier = reinterpret_cast<uint64_t*>(&shared.full[stage]);
-      cute::SM90_TMA_LOAD_2D::copy(&p.values_map, barrier, kEvictNormally, shared.values[stage], k_tile * (kTileK / 2),
-                                   row);
-      cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.tokens[stage], k_tile * kTileK, token);
+      cute::SM90_TMA_LOAD_2D::copy(&p.values_map, barrier, kEvictNormally, shared.values[stage],
+                                   k_tile * (kTileK / 2), at.n);
+      cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.x[stage], k_tile * kTileK, at.m);
       CUTE_UNROLL
-      for (int block = 0; block < kRowBlocks; ++block) {
-        // Rows past the end have values of 0; their metadata must be valid all the same: that of the last block.
-        const int from = min(row / 64 + block, row_blocks - 1);
+      for (int block = 0; block < kTileBlocks; ++block) {
+        // Zeros are no valid metadata: the two indices of a group of four columns must differ. So rows past the
+        // last, whose values are 0, get the metadata of the last block.
+        const int from = min(at.n / kBlockRows + block, blocks - 1);
         cute::SM90_TMA_LOAD_3D::copy(&p.metadata_map, barrier, kEvictNormally,
                                      shared.metadata[stage] + block * kWordBytes, 0, k_tile, from);
       }
@@ -216,61 +218,77 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
   }
 }
 
-// Stores y of 64 rows of W through shared memory, so that a token's elements are written contiguously.
-__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum (&sums)[kCount], int row, int token,
-                                      int consumer) {
+// ---- Epilogue: what follows the sums over k, and the store of y ------------------------------------------
+// Stores what one block of W gives: 64 columns of y from n on, of the rows from m on. They are rows of the
+// accumulators: stmatrix transposes them in the staging buffer, from which rows of y are written contiguously.
+__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging,
+                                      const Accumulator (&accumulators)[kCount], int n, int m, int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(Output)) % 16 == 0;
-  const int own = row + warp * 16 + lane / 4;  // and 8 below
-  const float upper = own < p.n ? float(p.bias[own]) : 0.f, lower = own + 8 < p.n ? float(p.bias[own + 8]) : 0.f;
+  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(ElementD)) % 16 == 0;
+  const int upper = n + warp * 16 + lane / 4, lower = upper + 8;  // the rows of W of a thread's accumulators
+  const float upper_bias = upper < p.n ? float(p.bias[upper]) : 0.f;
+  const float lower_bias = lower < p.n ? float(p.bias[lower]) : 0.f;
   CUTE_UNROLL
-  for (int chunk = 0; chunk < kTokens; chunk += kChunk) {
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all threads have read the previous chunk
+  for (int chunk = 0; chunk < kTileM; chunk += kChunkRows) {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have read the previous chunk
     CUTE_UNROLL
-    for (int f = 0; f < kChunk / 8; ++f) {
-      const Sum* sum = &sums[(chunk / 8 + f) * 4];
-      float x[2][2] = { {float(sum[0]) + upper, float(sum[1]) + upper},
-                        {float(sum[2]) + lower, float(sum[3]) + lower}};
-      Silu().apply(x);
-      uint32_t pairs[2];
+    for (int f = 0; f < kChunkRows / 8; ++f) {
+      const Accumulator* sum = &accumulators[(chunk / 8 + f) * 4];  // of two rows of W by two rows of x
+      float values[2][2] = { {float(sum[0]) + upper_bias, float(sum[1]) + upper_bias},
+                             {float(sum[2]) + lower_bias, float(sum[3]) + lower_bias} };
+      Silu().apply(values);
+      uint32_t words[2];
       CUTE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        cutlass::Array<Output, 2> pair;
-        pair[0] = Output(x[half][0]);
-        pair[1] = Output(x[half][1]);
-        pairs[half] = reinterpret_cast<const uint32_t&>(pair);
+      for (int i = 0; i < 2; ++i) {
+        cutlass::Array<ElementD, 2> pair;
+        pair[0] = ElementD(values[i][0]);
+        pair[1] = ElementD(values[i][1]);
+        words[i] = reinterpret_cast<const uint32_t&>(pair);
       }
-      // 16 rows by 8 tokens, transposed by stmatrix: the rows of one token become adjacent.
-      const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kPitch + warp * 32 + lane / 8 % 2 * 16;
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(pairs[0]),
-                   "r"(pairs[1])
-                   : "memory");
+      // Lanes 0 to 7 address 8 rows of y at the warp's first 8 columns, lanes 8 to 15 at the next 8.
+      const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kStagingRow + warp * 32
+                          + lane / 8 % 2 * 16;
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(words[0]),
+                   "r"(words[1]) : "memory");
     }
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have staged this chunk
     CUTE_NO_UNROLL
-    for (int piece = thread; piece < kChunk * 8; piece += 128) {
-      const int at = token + chunk + piece / 8, first = row + piece % 8 * 8;
-      if (at >= p.m || first >= p.n) continue;
-      const uint8_t* from = staging + piece / 8 * kPitch + piece % 8 * 16;
-      Output* y = p.y + at * p.y_pitch + first;
-      if (vectors && first + 8 <= p.n) {
+    for (int piece = thread; piece < kChunkRows * 8; piece += 128) {  // 8 elements of a row of y
+      const int row = m + chunk + piece / 8, column = n + piece % 8 * 8;
+      if (row >= p.m || column >= p.n) continue;
+      const uint8_t* from = staging + piece / 8 * kStagingRow + piece % 8 * 16;
+      ElementD* y = p.y + row * p.y_pitch + column;
+      if (vectors && column + 8 <= p.n) {
         *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(from);
       } else {
-        for (int i = 0; i < min(8, p.n - first); ++i) y[i] = reinterpret_cast<const Output*>(from)[i];
+        for (int i = 0; i < min(8, p.n - column); ++i) y[i] = reinterpret_cast<const ElementD*>(from)[i];
       }
     }
   }
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int consumer) {
-  const TileScheduler scheduler(p);
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
+// Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
+// instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes, which
+// ptxas cannot know: k_tiles is at least 1.
+__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* to) {
+  if (k_tiles > 0) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kWords; ++i)
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+                 "r"(words[i / kWords][i % kWords]) : "memory");
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
+  const Tiles tiles(p);
   const int thread = threadIdx.x % 128;
   Position position{0, 0};
-  for (int tile = blockIdx.x; tile < scheduler.tiles; tile += gridDim.x) {
-    int row, token;
-    scheduler.at(tile, row, token);
-    Sum sums[kBlocks][kCount];
-    int previous = 0;  // the stage that wgmma may still read
+  for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    const TileCoord at = tiles.at(tile);
+    Accumulator accumulators[kBlocks][kCount];
+    int previous = 0;  // the stage of the MMAs that may still run
+    // Issues the MMAs of a stage, which read its metadata in `words`, then waits for those of the stage before,
+    // which read `others`. After that the stage before is released, and the next call may overwrite `others`.
     const auto multiply_stage = [&](int k_tile, uint32_t (&words)[kBlocks][kWords],
                                     const uint32_t (&others)[kBlocks][kWords]) {
       const int stage = position.stage;
@@ -279,16 +297,21 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       CUTE_UNROLL
       for (int i = 0; i < kBlocks * kWords; ++i)
         words[i / kWords][i % kWords] = metadata[(consumer * kBlocks * kWords + i) * 128];
-      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * 64, 0, 512, 2);
-      const uint64_t tokens = matrix(shared.tokens[stage], 0, 1024, 1);
+      // Rows are swizzled by their own bytes: 64 of values (layout 2), 128 of x (layout 1).
+      constexpr int kBytes = kBlockRows * kValuesRow;  // of the values of a block
+      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * kBytes, 0, 8 * kValuesRow, 2);
+      const uint64_t x = matrix(shared.x[stage], 0, 8 * kXRow, 1);
       cute::warpgroup_arrive();
-      // A step is 32 bytes of values and 64 bytes of tokens; descriptors count 16 bytes.
+      // Two instructions for each block, of half a row each; descriptors count 16 bytes. Each instruction reads
+      // the words of two threads of every four, which its selector chooses: a word of each thread serves both.
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        multiply<0>(sums[block], values + block * (64 * 64 / 16), tokens, words[block][0], k_tile != 0);
+        Wgmma::fma<0>(values + block * (kBytes / 16), x, words[block][0], accumulators[block],
+                      k_tile != 0);
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        multiply<1>(sums[block], values + block * (64 * 64 / 16) + 2, tokens + 4, words[block][kWords - 1], 1);
+        Wgmma::fma<1>(values + block * (kBytes / 16) + 2, x + 4, words[block][kWords - 1],
+                      accumulators[block], true);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
       keep(others, p.k_tiles, shared.staging);
@@ -296,7 +319,7 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       previous = stage;
       position.advance();
     };
-    // Metadata of two stages: wgmma of the previous stage may still read its own.
+    // Metadata of even and of odd k tiles has registers of its own, so the loop has two copies of its body.
     uint32_t even[kBlocks][kWords] = {}, odd[kBlocks][kWords] = {};
     int k_tile = 0;
     CUTE_NO_UNROLL
@@ -310,33 +333,32 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
     keep(even, p.k_tiles, shared.staging);
     keep(odd, p.k_tiles, shared.staging);
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block)
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) cute::warpgroup_fence_operand(sums[block][i]);
-    release_read(shared.empty[previous]);
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
+    release_read(shared.empty[previous]);  // before the epilogue, during which the next stages are loaded
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block)
-      store(p, shared.staging[consumer], sums[block], row + (consumer * kBlocks + block) * 64, token, consumer);
+      store(p, shared.staging[consumer], accumulators[block], at.n + (consumer * kBlocks + block) * kBlockRows,
+            at.m, consumer);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     sparse_gemm_sm90a_bf16_bias_silu_2x1x32_stages8_a4219a98(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&p.values_map);
     cute::prefetch_tma_descriptor(&p.x_map);
     cute::prefetch_tma_descriptor(&p.metadata_map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(1);
-      shared.empty[stage].init(4 * kConsumers);  // a warp each
+      shared.full[stage].init(1);                // the producer
+      shared.empty[stage].init(4 * kConsumers);  // every consumer warp
     }
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
-  wait_for_previous_grid();
+  __syncthreads();  // no thread waits or arrives before barriers are initialized
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared);

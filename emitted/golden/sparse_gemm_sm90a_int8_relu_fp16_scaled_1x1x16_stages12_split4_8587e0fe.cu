@@ -1,23 +1,28 @@
 // sparse_gemm_sm90a_int8_relu_fp16_scaled_1x1x16_stages12_split4_8587e0fe
 //
-// y = relu(scale_x scale_weight x W'), int8, y fp16, W 2:4 sparse
-//   64 rows of W by 16 of x a tile, 1 consumers, 12 stages, 4 parts of k
+// y[m, n] = relu(scale_x scale_weight x[m, k] W[n, k]'), W 2:4 sparse along k
+//   x int8, W int8, accumulated in int32, y fp16
+//   tile 16x64x128, 1 consumer, 12 stages, along_n, swizzle 8, k in up to 4 parts
+//   computed as y' = W x': rows of wgmma.sp's tile are rows of W, its columns rows of x
 // Digest 8587e0fe42e262a7fb8a995623fe87f7e893253dfe29284efbb593db940b0555; `warploom show` prints this file.
 //
 // Warpgroup 0, the producer: thread 0 issues the TMA loads.
-// Warpgroup 1, 1 consumer: wgmma.sp on 64 rows of W, then the epilogue.
-// Registers per thread: 255 at launch; setmaxnreg: producer 40, consumers 232 (40 + 1 * 232 <= 2 * 255).
-//   A consumer thread has 8 accumulators.
-// Shared memory: 88512 bytes; the launch asks for 89088 of 232448
-//   tokens       12 stages * 16 rows * 128 = 24576
+// Warpgroup 1, the consumer: wgmma.sp on 64 rows of W, then partial sums go to memory.
+//   The last CTA of those that divide a tile's k adds them up, and has the epilogue.
+// Registers per thread: 232 at launch; setmaxnreg: producer 40, consumers 232 (40 + 1 * 232 <= 2 * 232).
+//   A consumer thread has 8 accumulators, and 2 words of metadata for each of two k tiles in flight.
+// Shared memory: 88520 bytes; the launch asks for 89088 of 232448
+//   x            12 stages * 16 rows * 128 = 24576
 //   values       12 stages * 64 rows * 64 = 49152
-//   metadata     12 stages * 1024 = 12288
-//   staging      1 consumer * 16 tokens * 144 = 2304
+//   metadata     12 stages * 1 block of 64 rows * 1024 = 12288
+//   staging      1 consumer * 16 rows of y * 144 = 2304
+//   last         1 consumer, and padding = 8
 //   full, empty  12 stages * 2 * 8 = 192
-// Barriers    waited for by    guards                       a phase completes after
-// full        consumers        a stage until it is filled   1 arrival and the stage's bytes
-// empty       the producer     a stage while it is read     4 arrivals: every consumer warp
-// named 1     all that arrive  its staging buffer           128 threads of a consumer
+// Barriers    waited for by    guards                               a phase completes after
+// full        consumers        a stage until it is filled           1 arrival and the stage's bytes
+// empty       the producer     a stage while it is read             4 arrivals: every consumer warp
+// named 1     all that arrive  its staging buffer and partial sums  128 threads of a consumer
+// CTA         all that arrive  barriers before use                  all threads
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -38,18 +43,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/numeric_types.h"
 
-using Output = cutlass::half_t;
-using Sum = int32_t;
-constexpr int kConsumers = 1, kBlocks = 1;  // blocks of 64 rows in a consumer
-constexpr int kTokens = 16, kStages = 12;
-constexpr int kTileK = 128;  // columns of W in a stage: 64 bytes of values, 128 of x
-constexpr int kRows = 64 * kConsumers * kBlocks, kRowBlocks = kRows / 64;
-constexpr int kCount = kTokens / 2;  // accumulators of a thread in 64 rows
-constexpr int kValuesBytes = kRows * 64, kTokensBytes = kTokens * 128;
-constexpr int kWordBytes = 128 * 4;  // metadata of 64 rows and 64 columns: a 32-bit word for each thread
-constexpr int kWords = 2, kWordsBytes = kWords * kWordBytes;  // a thread's words for 64 rows of a stage
-constexpr int kChunk = 16, kPitch = 144;  // staged tokens, and bytes between them (16 against bank conflicts)
-constexpr int kSwizzle = 8;  // rows of tiles in a band of the tile scheduler
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::half_t; using Accumulator = int32_t;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 128;
+constexpr int kStages = 12, kConsumers = 1;  // consumer warpgroups
+constexpr int kSwizzle = 8;  // columns of tiles in a band of the tile scheduler
+constexpr int kBlockRows = 64;  // rows of W in one wgmma
+constexpr int kBlocks = 1, kTileBlocks = kConsumers * kBlocks;  // blocks in a consumer, and in a tile
+constexpr int kCount = kTileM / 2;  // accumulators of a thread in one block
+constexpr int kXRow = 128, kValuesRow = 64;  // bytes of a row of x and of values of a row of W in one stage
+constexpr int kXBytes = kTileM * kXRow, kValuesBytes = kTileN * kValuesRow;
+constexpr int kWordBytes = 128 * 4;  // metadata of one block and 64 columns of W: a 32-bit word for each thread
+constexpr int kWords = 2, kWordsBytes = kWords * kWordBytes;  // a thread's words for one block in a stage
+constexpr int kChunkRows = 16;  // rows of y in one pass of the epilogue
+constexpr int kStagingRow = 144;  // bytes between staged rows of y: 128, and 16 against bank conflicts
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -89,6 +96,33 @@ __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// ---- Device functions ----------------------------------------------------------------------------------
+// D[64 x 16] += A[64 x 64] * B[64 x 16]; sparse A and B by descriptor, metadata and D in registers.
+struct Wgmma {
+  template <int kSelector>
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, uint32_t metadata,
+                                             int32_t (&d)[8], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %12, 0;\n"
+        "wgmma.mma_async.sp.sync.aligned.m64n16k64.s32.s8.s8 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, %10, %11, add;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
+        : "l"(a), "l"(b), "r"(metadata), "n"(kSelector), "r"(int(add)));
+  }
+};
+
+// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
+// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
+// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
 // A stage of the pipeline and the phase parity to wait for.
 template <int kDepth> struct PipelineState {
   int stage;
@@ -101,16 +135,45 @@ template <int kDepth> struct PipelineState {
 };
 using Position = PipelineState<kStages>;
 
-// The wgmma descriptor of a matrix in shared memory: `stride` bytes between groups of 8 rows, `leading` bytes
-// between swizzle atoms side by side, `layout` 1, 2, 3 for swizzles of 128, 64, 32 bytes. Its address counts
-// 16 bytes, so that adding i to a descriptor moves it by 16 i bytes.
-__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
-  cute::GmmaDescriptor descriptor;
-  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
-  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
-  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
-  descriptor.bitfield.layout_type_ = layout;
-  return descriptor;
+// A tile of y: the column and the row of its first element, which are a row of W and a row of x.
+struct TileCoord { int n, m; };
+
+// The tile scheduler.
+struct Tiles {
+  int columns, rows;
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : columns((p.n + kTileN - 1) / kTileN), rows((p.m + kTileM - 1) / kTileM) {}
+
+  __device__ __forceinline__ int count() const { return columns * rows; }
+
+  __device__ __forceinline__ TileCoord at(int index) const {
+    // Tiles are taken in bands of kSwizzle columns, each row by row, so that the operands of tiles in flight
+    // stay in L2. In a band of 2 columns the order is 0 1 over 2 3 over 4 5.
+    const int band = index / (kSwizzle * rows);
+    const int width = min(columns - band * kSwizzle, kSwizzle);  // the last band may be narrower
+    const int offset = index - band * kSwizzle * rows;
+    const int column = band * kSwizzle + offset % width, row = offset / width;
+    return {column * kTileN, row * kTileM};
+  }
+};
+
+// A unit of work: the k tiles from `begin` to `end` of one tile, which are part `part` of its k. None is empty:
+// p.parts is at most p.k_tiles.
+struct Unit {
+  int tile, part, begin, end;
+
+  __device__ __forceinline__ Unit(const Parameters& p, int index)
+      : tile(index / p.parts), part(index % p.parts) {
+    begin = int(int64_t(part) * p.k_tiles / p.parts);
+    end = int(int64_t(part + 1) * p.k_tiles / p.parts);
+  }
+};
+
+// A compiler fence: accesses to these accumulators do not move across it (cute::warpgroup_fence_operand).
+__device__ __forceinline__ void fence(Accumulator (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(accumulators[i])::"memory");
 }
 
 // Releases a stage that this warp has read by ld.shared. The proxy fence orders these generic reads before the writes
@@ -131,99 +194,47 @@ struct Relu {
   __device__ __forceinline__ static float function(float x) { return x < 0.f ? 0.f : x; }
 };
 
-struct Shared {
-  alignas(1024) uint8_t tokens[kStages][kTokensBytes];
+struct SharedStorage {
+  alignas(1024) uint8_t x[kStages][kXBytes];  // 1024: the period of a 128-byte swizzle
   alignas(1024) uint8_t values[kStages][kValuesBytes];
-  alignas(128) uint8_t metadata[kStages][kRowBlocks * kWordsBytes];
-  alignas(128) uint8_t staging[kConsumers][kChunk * kPitch];  // y of 64 rows of W, by tokens
-  bool last[kConsumers];  // whether this CTA came last of those that split a tile's k
-  FullBarrier full[kStages];
-  EmptyBarrier empty[kStages];
+  alignas(128) uint8_t metadata[kStages][kTileBlocks * kWordsBytes];
+  alignas(128) uint8_t staging[kConsumers][kChunkRows * kStagingRow];  // y of one block
+  bool last[kConsumers];  // whether this CTA is the last that wrote partial sums of a tile
+  FullBarrier full[kStages];    // all bytes of the stage have arrived
+  EmptyBarrier empty[kStages];  // every consumer warp has read the stage
 };
-static_assert(sizeof(Shared) <= 89088);
+static_assert(sizeof(SharedStorage) <= 89088);
 
-// D[64 x 16] += W[64 x 64] * x'; every thread has a word of W's metadata.
-__device__ __forceinline__ void multiply(Sum (&sums)[kCount], uint64_t values, uint64_t tokens, uint32_t word,
-                                         int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %12, 0;\n"
-      "wgmma.mma_async.sp.sync.aligned.m64n16k64.s32.s8.s8 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, %10, %11, add;\n}\n"
-      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3]), 
-"+r"(sums[4]), "+r"(sums[5]), "+r"(sums[6]), "+r"(sums[7])
-: "l"(values), "l"(tokens), "r"(word), "n"(0), "r"(add));
-}
-
-// Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
-// instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes (k_tiles is
-// at least 1), which ptxas cannot know.
-__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* shared) {
-  if (k_tiles > 0) return;
-  CUTE_UNROLL
-  for (int i = 0; i < kBlocks * kWords; ++i)
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(shared)),
-                 "r"(words[i / kWords][i % kWords])
-                 : "memory");
-}
-
-// The tile scheduler: rows of the grid of tiles are rows of W, and its columns are tokens.
-struct TileScheduler {
-  int rows, columns, tiles;
-
-  __device__ __forceinline__ explicit TileScheduler(const Parameters& p)
-      : rows((p.n + kRows - 1) / kRows), columns((p.m + kTokens - 1) / kTokens), tiles(rows * columns) {}
-
-  // The first row of W and the first token of a tile.
-  __device__ __forceinline__ void at(int index, int& first_row, int& first_token) const {
-    // Tiles are taken in bands of kSwizzle rows, each column by column, so that the operands of tiles in flight
-    // stay in L2. In a band of 2 rows the order is 0 2 4 over 1 3 5.
-    const int band = index / (kSwizzle * columns);
-    const int width = min(rows - band * kSwizzle, kSwizzle);  // the last band may be narrower
-    const int offset = index - band * kSwizzle * columns;
-    const int row = band * kSwizzle + offset % width, column = offset / width;
-    first_row = row * kRows;
-    first_token = column * kTokens;
-  }
-};
-
-// A unit of work: the k tiles from `first` to `end` of one tile.
-struct Part {
-  int tile, part, first, end;
-
-  __device__ __forceinline__ Part(const Parameters& p, int work) : tile(work / p.parts), part(work % p.parts) {
-    first = int(int64_t(part) * p.k_tiles / p.parts);
-    end = int(int64_t(part + 1) * p.k_tiles / p.parts);
-  }
-};
-
-__device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
-  const TileScheduler scheduler(p);
-  const int row_blocks = (p.n + 63) / 64;
+// ---- Producer: one thread keeps the stages of the pipeline full ------------------------------------
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
+  const Tiles tiles(p);
+  const int blocks = (p.n + kBlockRows - 1) / kBlockRows;
   Position position{0, 1};  // the first waits pass: a new barrier is past phase parity 1
-  for (int work = blockIdx.x; work < scheduler.tiles * p.parts; work += gridDim.x) {
-    const Part part(p, work);
-    int row, token;
-    scheduler.at(part.tile, row, token);
+  for (int index = blockIdx.x; index < tiles.count() * p.parts; index += gridDim.x) {
+    const Unit unit(p, index);
+    const TileCoord at = tiles.at(unit.tile);
     CUTE_NO_UNROLL
-    for (int k_tile = part.first; k_tile < part.end; ++k_tile) {
+    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       const int stage = position.stage;
       shared.empty[stage].wait(position.phase);
-      shared.full[stage].arrive_and_expect_tx(kValuesBytes + kTokensBytes + kRowBlocks * kWordsBytes);
+      // Boxes count in full: what of them is past the end of x or of W, TMA fills with zeros.
+      shared.full[stage].arrive_and_expect_tx(kXBytes + kValuesBytes + kTileBlocks * kWordsBytes);
       auto* barrier = reinterpret_cast<uint64_t*>(&shared.full[stage]);
-      cute::SM90_TMA_LOAD_2D::copy(&p.values_map, barrier, kEvictNormally, shared.values[stage], k_tile * (kTileK / 2),
-                                   row);
-      cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.tokens[stage], k_tile * kTileK, token);
+      cute::SM90_TMA_LOAD_2D::copy(&p.values_map, barrier, kEvictNormally, shared.values[stage],
+                                   k_tile * (kTileK / 2), at.n);
+      cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kEvictNormally, shared.x[stage], k_tile * kTileK, at.m);
       CUTE_UNROLL
-      for (int block = 0; block < kRowBlocks; ++block) {
-        // Rows past the end have values of 0; their metadata must be valid all the same: that of the last block.
-        const int from = min(row / 64 + block, row_blocks - 1);
-        // So have columns past the end.
+      for (int block = 0; block < kTileBlocks; ++block) {
+        // Zeros are no valid metadata: the two indices of a group of four columns must differ. So rows past the
+        // last, whose values are 0, get the metadata of the last block.
+        const int from = min(at.n / kBlockRows + block, blocks - 1);
+        // And so do columns past the last: k may end in the first half of a stage.
         CUTE_UNROLL
         for (int word = 0; word < kWords; ++word) {
           const int column = min(k_tile * kWords + word, p.k_words - 1);
           cute::SM90_TMA_LOAD_3D::copy(&p.metadata_map, barrier, kEvictNormally,
-                                       shared.metadata[stage] + (block * kWords + word) * kWordBytes, 0, column, from);
+                                       shared.metadata[stage] + (block * kWords + word) * kWordBytes, 0, column,
+                                       from);
         }
       }
       position.advance();
@@ -231,81 +242,89 @@ __device__ __forceinline__ void produce(const Parameters& p, Shared& shared) {
   }
 }
 
-// Stores y of 64 rows of W through shared memory, so that a token's elements are written contiguously.
-__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging, Sum (&sums)[kCount], int row, int token,
-                                      int consumer) {
+// ---- Epilogue: what follows the sums over k, and the store of y ------------------------------------------
+// Stores what one block of W gives: 64 columns of y from n on, of the rows from m on. They are rows of the
+// accumulators: stmatrix transposes them in the staging buffer, from which rows of y are written contiguously.
+__device__ __forceinline__ void store(const Parameters& p, uint8_t* staging,
+                                      const Accumulator (&accumulators)[kCount], int n, int m, int consumer) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(Output)) % 16 == 0;
-  const int own = row + warp * 16 + lane / 4;  // and 8 below
-  const float own_scale = p.scale_weight[min(own, p.n - 1) * p.w_step];
-  const float lower_scale = p.scale_weight[min(own + 8, p.n - 1) * p.w_step];
+  const bool vectors = (reinterpret_cast<uintptr_t>(p.y) | uint64_t(p.y_pitch) * sizeof(ElementD)) % 16 == 0;
+  const int upper = n + warp * 16 + lane / 4, lower = upper + 8;  // the rows of W of a thread's accumulators
+  const float upper_scale = p.scale_weight[min(upper, p.n - 1) * p.w_step];
+  const float lower_scale = p.scale_weight[min(lower, p.n - 1) * p.w_step];
   CUTE_UNROLL
-  for (int chunk = 0; chunk < kTokens; chunk += kChunk) {
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all threads have read the previous chunk
+  for (int chunk = 0; chunk < kTileM; chunk += kChunkRows) {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have read the previous chunk
     CUTE_UNROLL
-    for (int f = 0; f < kChunk / 8; ++f) {
-      const Sum* sum = &sums[(chunk / 8 + f) * 4];
-      float scale_x[2];  // of both tokens
+    for (int f = 0; f < kChunkRows / 8; ++f) {
+      const Accumulator* sum = &accumulators[(chunk / 8 + f) * 4];  // of two rows of W by two rows of x
+      float scale_x[2];
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i)
-        scale_x[i] = p.scale_x[min(token + chunk + f * 8 + lane % 4 * 2 + i, p.m - 1) * p.x_step];
-      float x[2][2];
+        scale_x[i] = p.scale_x[min(m + chunk + f * 8 + lane % 4 * 2 + i, p.m - 1) * p.x_step];
+      float values[2][2];
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        x[0][i] = float(sum[i]) * scale_x[i] * own_scale;
-        x[1][i] = float(sum[2 + i]) * scale_x[i] * lower_scale;
+        values[0][i] = float(sum[i]) * scale_x[i] * upper_scale;
+        values[1][i] = float(sum[2 + i]) * scale_x[i] * lower_scale;
       }
-      Relu().apply(x);
-      uint32_t pairs[2];
+      Relu().apply(values);
+      uint32_t words[2];
       CUTE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        cutlass::Array<Output, 2> pair;
-        pair[0] = Output(x[half][0]);
-        pair[1] = Output(x[half][1]);
-        pairs[half] = reinterpret_cast<const uint32_t&>(pair);
+      for (int i = 0; i < 2; ++i) {
+        cutlass::Array<ElementD, 2> pair;
+        pair[0] = ElementD(values[i][0]);
+        pair[1] = ElementD(values[i][1]);
+        words[i] = reinterpret_cast<const uint32_t&>(pair);
       }
-      // 16 rows by 8 tokens, transposed by stmatrix: the rows of one token become adjacent.
-      const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kPitch + warp * 32 + lane / 8 % 2 * 16;
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(pairs[0]),
-                   "r"(pairs[1])
-                   : "memory");
+      // Lanes 0 to 7 address 8 rows of y at the warp's first 8 columns, lanes 8 to 15 at the next 8.
+      const uint32_t to = cute::cast_smem_ptr_to_uint(staging) + (f * 8 + lane % 8) * kStagingRow + warp * 32
+                          + lane / 8 % 2 * 16;
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };" ::"r"(to), "r"(words[0]),
+                   "r"(words[1]) : "memory");
     }
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have staged this chunk
     CUTE_NO_UNROLL
-    for (int piece = thread; piece < kChunk * 8; piece += 128) {
-      const int at = token + chunk + piece / 8, first = row + piece % 8 * 8;
-      if (at >= p.m || first >= p.n) continue;
-      const uint8_t* from = staging + piece / 8 * kPitch + piece % 8 * 16;
-      Output* y = p.y + at * p.y_pitch + first;
-      if (vectors && first + 8 <= p.n) {
+    for (int piece = thread; piece < kChunkRows * 8; piece += 128) {  // 8 elements of a row of y
+      const int row = m + chunk + piece / 8, column = n + piece % 8 * 8;
+      if (row >= p.m || column >= p.n) continue;
+      const uint8_t* from = staging + piece / 8 * kStagingRow + piece % 8 * 16;
+      ElementD* y = p.y + row * p.y_pitch + column;
+      if (vectors && column + 8 <= p.n) {
         *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(from);
       } else {
-        for (int i = 0; i < min(8, p.n - first); ++i) y[i] = reinterpret_cast<const Output*>(from)[i];
+        for (int i = 0; i < min(8, p.n - column); ++i) y[i] = reinterpret_cast<const ElementD*>(from)[i];
       }
     }
   }
 }
 
-// Writes this CTA's accumulators of a tile to memory. In the last CTA to arrive, `sums` become the sums over all of
-// k, added in the order of k, so that results are deterministic; in the others this returns false.
-__device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, Sum (&sums)[kBlocks][kCount],
-                                          const Part& part, int consumer) {
-  struct alignas(16) Fragment { Sum value[4]; };
+// ---- Partial sums of tiles whose k several CTAs divide -------------------------------------------------
+// Four accumulators of a thread, in 64 rows by 8 columns: what one access moves.
+struct alignas(16) Fragment { Accumulator value[4]; };
+
+// Writes this CTA's accumulators to memory. In the CTA that is the last to do so they become the sums over all
+// of k, and this returns true. No CTA waits for another. Parts are added in the order of k, so that results do
+// not depend on which CTA is the last.
+__device__ __forceinline__ bool add_parts(const Parameters& p, SharedStorage& shared,
+                                          Accumulator (&accumulators)[kBlocks][kCount], const Unit& unit,
+                                          int consumer) {
   constexpr int kFragments = kBlocks * kCount / 4;
   const int thread = threadIdx.x % 128;
-  const auto place = [&](int of, int fragment) {
+  const auto slot = [&](int part, int fragment) {
     return reinterpret_cast<Fragment*>(p.partial_sums)
-           + (((int64_t(part.tile) * p.parts + of) * kConsumers + consumer) * kFragments + fragment) * 128 + thread;
+           + (((int64_t(unit.tile) * p.parts + part) * kConsumers + consumer) * kFragments + fragment) * 128
+           + thread;
   };
   CUTE_UNROLL
   for (int i = 0; i < kFragments; ++i) {
-    const Sum* sum = &sums[i / (kCount / 4)][i % (kCount / 4) * 4];
-    __stcg(reinterpret_cast<int4*>(place(part.part, i)), reinterpret_cast<const int4&>(*sum));
+    const Accumulator* sum = &accumulators[i / (kCount / 4)][i % (kCount / 4) * 4];
+    __stcg(reinterpret_cast<int4*>(slot(unit.part, i)), reinterpret_cast<const int4&>(*sum));
   }
-  __threadfence();  // release: the partial sums are visible before the counter is
+  __threadfence();  // release: each thread's partial sums are visible before the counter is
   asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
   if (thread == 0) {
-    uint32_t* arrived = p.arrived + part.tile * kConsumers + consumer;
+    uint32_t* arrived = p.arrived + unit.tile * kConsumers + consumer;
     const bool last = atomicAdd(arrived, 1u) + 1 == p.parts;
     if (last) *arrived = 0;  // for the next launch
     __threadfence();  // acquire: the others' partial sums are read after the counter
@@ -316,35 +335,49 @@ __device__ __forceinline__ bool add_parts(const Parameters& p, Shared& shared, S
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block)
     CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] = 0;
-  // Fragments that are read together share the latency of one read.
+    for (int i = 0; i < kCount; ++i) accumulators[block][i] = 0;
+  // Fragments that are read together share the latency of one read. With many accumulators registers are few.
   constexpr int kMost = kBlocks * kCount > 128 ? 4 : 8, kBatch = kFragments < kMost ? kFragments : kMost;
   static_assert(kFragments % kBatch == 0);
   CUTE_UNROLL
   for (int first = 0; first < kFragments; first += kBatch) {
     CUTE_NO_UNROLL
-    for (int of = 0; of < p.parts; ++of) {
-      int4 found[kBatch];
+    for (int part = 0; part < p.parts; ++part) {
+      int4 loaded[kBatch];  // past L1, which is not coherent
       CUTE_UNROLL
-      for (int i = 0; i < kBatch; ++i) found[i] = __ldcg(reinterpret_cast<const int4*>(place(of, first + i)));
+      for (int i = 0; i < kBatch; ++i) loaded[i] = __ldcg(reinterpret_cast<const int4*>(slot(part, first + i)));
       CUTE_UNROLL
       for (int i = 0; i < kBatch * 4; ++i)
-        sums[(first * 4 + i) / kCount][(first * 4 + i) % kCount] += reinterpret_cast<const Sum*>(&found[i / 4])[i % 4];
+        accumulators[(first * 4 + i) / kCount][(first * 4 + i) % kCount] +=
+            reinterpret_cast<const Accumulator*>(&loaded[i / 4])[i % 4];
     }
   }
   return true;
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int consumer) {
-  const TileScheduler scheduler(p);
+// ---- Consumer: main loop over k, then the epilogue ------------------------------------------------
+// Keeps metadata in its registers until the wgmma that read it are done. ptxas reuses a register once the last
+// instruction that reads it is issued, but wgmma reads metadata while it runs. The store never executes, which
+// ptxas cannot know: k_tiles is at least 1.
+__device__ __forceinline__ void keep(const uint32_t (&words)[kBlocks][kWords], int k_tiles, const void* to) {
+  if (k_tiles > 0) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kWords; ++i)
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+                 "r"(words[i / kWords][i % kWords]) : "memory");
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
+  const Tiles tiles(p);
   const int thread = threadIdx.x % 128;
   Position position{0, 0};
-  for (int work = blockIdx.x; work < scheduler.tiles * p.parts; work += gridDim.x) {
-    const Part part(p, work);
-    int row, token;
-    scheduler.at(part.tile, row, token);
-    Sum sums[kBlocks][kCount];
-    int previous = 0;  // the stage that wgmma may still read
+  for (int index = blockIdx.x; index < tiles.count() * p.parts; index += gridDim.x) {
+    const Unit unit(p, index);
+    const TileCoord at = tiles.at(unit.tile);
+    Accumulator accumulators[kBlocks][kCount];
+    int previous = 0;  // the stage of the MMAs that may still run
+    // Issues the MMAs of a stage, which read its metadata in `words`, then waits for those of the stage before,
+    // which read `others`. After that the stage before is released, and the next call may overwrite `others`.
     const auto multiply_stage = [&](int k_tile, uint32_t (&words)[kBlocks][kWords],
                                     const uint32_t (&others)[kBlocks][kWords]) {
       const int stage = position.stage;
@@ -353,65 +386,69 @@ __device__ __forceinline__ void consume(const Parameters& p, Shared& shared, int
       CUTE_UNROLL
       for (int i = 0; i < kBlocks * kWords; ++i)
         words[i / kWords][i % kWords] = metadata[(consumer * kBlocks * kWords + i) * 128];
-      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * 64 * 64, 0, 512, 2);
-      const uint64_t tokens = matrix(shared.tokens[stage], 0, 1024, 1);
+      // Rows are swizzled by their own bytes: 64 of values (layout 2), 128 of x (layout 1).
+      constexpr int kBytes = kBlockRows * kValuesRow;  // of the values of a block
+      const uint64_t values = matrix(shared.values[stage] + consumer * kBlocks * kBytes, 0, 8 * kValuesRow, 2);
+      const uint64_t x = matrix(shared.x[stage], 0, 8 * kXRow, 1);
       cute::warpgroup_arrive();
-      // A step is 32 bytes of values and 64 bytes of tokens; descriptors count 16 bytes.
+      // Two instructions for each block, of half a row each; descriptors count 16 bytes. Each instruction reads
+      // a word of every thread: there is nothing to select.
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        multiply(sums[block], values + block * (64 * 64 / 16), tokens, words[block][0], k_tile != part.first);
+        Wgmma::fma<0>(values + block * (kBytes / 16), x, words[block][0], accumulators[block],
+                      k_tile != unit.begin);
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        multiply(sums[block], values + block * (64 * 64 / 16) + 2, tokens + 4, words[block][kWords - 1], 1);
+        Wgmma::fma<0>(values + block * (kBytes / 16) + 2, x + 4, words[block][kWords - 1],
+                      accumulators[block], true);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
       keep(others, p.k_tiles, shared.staging);
-      if (k_tile != part.first) release_read(shared.empty[previous]);
+      if (k_tile != unit.begin) release_read(shared.empty[previous]);
       previous = stage;
       position.advance();
     };
-    // Metadata of two stages: wgmma of the previous stage may still read its own.
+    // Metadata of even and of odd k tiles has registers of its own, so the loop has two copies of its body.
     uint32_t even[kBlocks][kWords] = {}, odd[kBlocks][kWords] = {};
-    int k_tile = part.first;
+    int k_tile = unit.begin;
     CUTE_NO_UNROLL
     while (true) {
       multiply_stage(k_tile, even, odd);
-      if (++k_tile == part.end) break;
+      if (++k_tile == unit.end) break;
       multiply_stage(k_tile, odd, even);
-      if (++k_tile == part.end) break;
+      if (++k_tile == unit.end) break;
     }
     cute::warpgroup_wait<0>();
     keep(even, p.k_tiles, shared.staging);
     keep(odd, p.k_tiles, shared.staging);
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block)
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) cute::warpgroup_fence_operand(reinterpret_cast<uint32_t&>(sums[block][i]));
-    release_read(shared.empty[previous]);
-    if (!add_parts(p, shared, sums, part, consumer)) continue;
+    for (int block = 0; block < kBlocks; ++block) fence(accumulators[block]);
+    release_read(shared.empty[previous]);  // before the epilogue, during which the next stages are loaded
+    if (!add_parts(p, shared, accumulators, unit, consumer)) continue;
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block)
-      store(p, shared.staging[consumer], sums[block], row + (consumer * kBlocks + block) * 64, token, consumer);
+      store(p, shared.staging[consumer], accumulators[block], at.n + (consumer * kBlocks + block) * kBlockRows,
+            at.m, consumer);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (1 + kConsumers), 1)
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     sparse_gemm_sm90a_int8_relu_fp16_scaled_1x1x16_stages12_split4_8587e0fe(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the shuffle makes it warp-uniform
   if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&p.values_map);
     cute::prefetch_tma_descriptor(&p.x_map);
     cute::prefetch_tma_descriptor(&p.metadata_map);
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.full[stage].init(1);
-      shared.empty[stage].init(4 * kConsumers);  // a warp each
+      shared.full[stage].init(1);                // the producer
+      shared.empty[stage].init(4 * kConsumers);  // every consumer warp
     }
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
-  wait_for_previous_grid();
+  __syncthreads();  // no thread waits or arrives before barriers are initialized
+  wait_for_previous_grid();  // before any access to global memory
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared);

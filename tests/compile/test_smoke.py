@@ -5,6 +5,7 @@ What the compiler said of them is in test_smoke.json: kernels whose text is anot
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -64,6 +65,18 @@ def test_kernels_have_their_entries_and_neither_spill_nor_serialise_nor_warn(
         assert (spills, report.serialised, report.warnings) == ({(0, 0)}, (), ()), name
         # What a thread may have, and what setmaxnreg shares out: in eights, of 65,536 by threads.
         assert report.resources[name].registers <= min(255, 65_536 // schedule.threads // 8 * 8)
+
+
+def test_the_head_of_a_kernel_gives_the_registers_that_a_thread_has(
+    reported: Mapping[str, Report],
+) -> None:
+    pattern = re.compile(r"^// Registers per thread: (at most )?(\d+)", re.M)
+    told = {name: pattern.search(render(spec)) for name, spec in SPECS.items()}
+    for name, found in told.items():
+        registers = reported[name].resources[name].registers
+        if found:
+            assert registers <= int(found[2]) if found[1] else registers == int(found[2]), name
+    assert sum(map(bool, told.values())) > len(SPECS) // 2
 
 
 def test_every_kernel_has_the_same_headers_and_defines_no_macro() -> None:

@@ -47,7 +47,9 @@ AWAITED: dict[str, set[str]] = {
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
-    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients",
+    "families/sparse_gemm/gpu": "its text has parts of other GEMMs; same machine code",
+    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients; "
+    "kernels of sparse_gemm, which it runs too, have another text",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 

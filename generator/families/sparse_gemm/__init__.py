@@ -7,7 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.epilogue import activation_class, function_parts
 from warploom.generator.families.base import Family
-from warploom.generator.families.sparse_gemm.header import described
+from warploom.generator.families.sparse_gemm.header import described, summary
 from warploom.generator.families.sparse_gemm.schedule import (
     SWIZZLE_SIZE,
     SparseGemmLayout,
@@ -17,6 +17,7 @@ from warploom.generator.families.sparse_gemm.schedule import (
     SparseGemmShape,
     SparseGemmSpec,
 )
+from warploom.generator.wgmma import wgmma
 
 __all__ = [
     "FAMILY",
@@ -37,18 +38,38 @@ class SparseGemm(
         return SparseGemmLayout(spec.operation, spec.schedule)
 
     def context(self, spec: SparseGemmSpec) -> dict[str, Any]:
-        """The elements, and the parts of the activation."""
-        function = spec.operation.activation
+        """The elements, the files of a kernel's options, and the parts of the activation."""
+        operation: SparseGemmOperation = spec.operation
+        kind, function = element(operation.element), operation.activation
         return {
-            "element": element(spec.operation.element),
-            "output": element(spec.operation.of_output),
+            "parts": _options(operation, spec.schedule),
+            "d": element(operation.of_output),
+            "accumulator": operation.accumulator,
+            "wgmma": wgmma(kind, kind, spec.schedule.tokens, has_k=False, sparse=True),
             "swizzle_size": SWIZZLE_SIZE,
+            "summary": summary(spec),
             "header": described(spec, self.layout(spec)),
             "activation_parts": ()
             if function == "none"
             else function_parts(function, gradient=False),
             "activation_class": "" if function == "none" else activation_class(function),
         }
+
+
+def _options(operation: SparseGemmOperation, schedule: SparseGemmSchedule) -> list[str]:
+    """The files of a kernel's options, in the order in which hooks include them."""
+    eight = element(operation.element).bits == 8
+    applies = {
+        "elements_8": eight,
+        "elements_16": not eight,
+        "scaled": operation.scaled,
+        "unscaled": not operation.scaled,
+        "bias": operation.bias,
+        "activation": operation.activation != "none",
+        "split_k": schedule.split_k > 1,
+        "whole_k": schedule.split_k == 1,
+    }
+    return [f"sparse_gemm/{name}.cuh.jinja" for name, has in applies.items() if has]
 
 
 FAMILY = SparseGemm()

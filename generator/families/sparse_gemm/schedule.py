@@ -8,7 +8,7 @@ from typing import Literal
 
 from warploom.generator import configurations, rules
 from warploom.generator.architectures import Architecture
-from warploom.generator.elements import element
+from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import Function
 from warploom.generator.families._product.cells import layers
 from warploom.generator.families.table import Table
@@ -53,6 +53,11 @@ class SparseGemmOperation:
     def of_output(self) -> str:
         """The element of y and bias."""
         return self.element if self.output == "like_x" else self.output
+
+    @property
+    def accumulator(self) -> Element:
+        """The element type that the tensor core accumulates in."""
+        return element("int32" if element(self.element).is_integer else "fp32")
 
     @property
     def tile_k(self) -> int:

@@ -28,28 +28,20 @@ TWICE = (
     "      multiply_stage(k_tile, even, odd);\n      if (++k_tile == p.k_tiles) break;\n"
     "      multiply_stage(k_tile, odd, even);\n"
 )
-READ = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");\n    CUTE_NO_UNROLL\n'
-STAGE = "    CUTE_UNROLL\n    for (int f = 0; f < kChunk / 8; ++f) {\n"
-FREE = (
-    '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");'
-    "  // all threads have read the previous chunk\n"
-)
+WAIT = '    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");  // all have '
+READ = f"{WAIT}staged this chunk\n    CUTE_NO_UNROLL\n"
+STAGE = "    CUTE_UNROLL\n    for (int f = 0; f < kChunkRows / 8; ++f) {\n"
+FREE = f"{WAIT}read the previous chunk\n"
 
 MUTANTS = {
     "both instructions take the metadata of the first": Checked(
-        "multiply<1>(sums[block], values",
-        "multiply<0>(sums[block], values",
-        extents(130, 300, 640),
-        KERNEL,
+        "Wgmma::fma<1>(", "Wgmma::fma<0>(", extents(130, 300, 640), KERNEL
     ),
     "metadata are those of the rows below": Checked(
-        "(shared.metadata[stage]) + thread;",
-        "(shared.metadata[stage]) + (thread ^ 4);",
-        extents(130, 300, 640),
-        KERNEL,
+        "[stage]) + thread;", "[stage]) + (thread ^ 4);", extents(130, 300, 640), KERNEL
     ),
     "the second instruction multiplies the first values": Checked(
-        "+ 2, tokens + 4", ", tokens + 4", extents(130, 300, 640), KERNEL
+        "+ 2, x + 4", ", x + 4", extents(130, 300, 640), KERNEL
     ),
     "words are loaded into registers of products that still run": Checked(
         TWICE,
@@ -58,10 +50,10 @@ MUTANTS = {
         KERNEL,
     ),
     "sums of the last tile are not cleared": Checked(
-        "words[block][0], k_tile != 0);", "words[block][0], 1);", extents(4099, 5000, 160), KERNEL
+        "k_tile != 0);", "true);", extents(4099, 5000, 160), KERNEL
     ),
     "a bias is that of the row 8 above": Checked(
-        "float(p.bias[own + 8])", "float(p.bias[own])", extents(9, 130, 96), BIASED
+        "float(p.bias[lower])", "float(p.bias[upper])", extents(9, 130, 96), BIASED
     ),
     "both words of a stage are its first": Checked(
         "words[block][kWords - 1]", "words[block][0]", extents(130, 300, 640), EIGHT
@@ -70,14 +62,14 @@ MUTANTS = {
         "lane % 4 * 2 + i, p.m - 1)", "lane % 4 * 2, p.m - 1)", extents(70, 300, 640), EIGHT
     ),
     "a scale of the weight is that of the row 8 above": Checked(
-        "p.scale_weight[min(own + 8, ", "p.scale_weight[min(own, ", extents(70, 300, 640), EIGHT
+        "p.scale_weight[min(lower, ", "p.scale_weight[min(upper, ", extents(70, 300, 640), EIGHT
     ),
     "the last part of k is left out": Checked(
-        "of < p.parts; ++of", "of < p.parts - 1; ++of", extents(70, 300, 640), SPLIT
+        "part < p.parts; ++part", "part < p.parts - 1; ++part", extents(70, 300, 640), SPLIT
     ),
     "a part of k begins a stage early": Checked(
-        "int k_tile = part.first; k_tile < part.end",
-        "int k_tile = part.first - (part.part > 0); k_tile < part.end - (part.part > 0)",
+        "int k_tile = unit.begin; k_tile < unit.end",
+        "int k_tile = unit.begin - (unit.part > 0); k_tile < unit.end - (unit.part > 0)",
         extents(70, 300, 2080),
         SPLIT,
     ),
