@@ -19,6 +19,7 @@ from warploom.generator.epilogue import GateFunction, GateLayout
 from warploom.generator.families.gemm import SCALE_BLOCK
 from warploom.generator.families.route.schedule import EXPERTS
 from warploom.integrations import float8_experts
+from warploom.integrations.frozen_experts import Gate, frozen_grouped_linear
 from warploom.integrations.linear_rules import PRODUCTS
 from warploom.integrations.recipes import Recipe
 from warploom.quantization import PackedExperts
@@ -34,12 +35,10 @@ from warploom.runtime.families._product.steps.gate import (
     has_kernel,
     split,
 )
-from warploom.runtime.families.cast.api import cast as quantize
 from warploom.runtime.families.combine.api import combine, permute
 from warploom.runtime.families.gemm.block_scales import TYPES as BLOCK_SCALES
 from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.families.gemm.grouped import grouped_gemm
-from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
 from warploom.runtime.families.route.api import route
 from warploom.runtime.tensors import lowered, require_one_device, require_tensors, shown
 
@@ -73,7 +72,8 @@ def experts(
     """Run each token through the experts that it chose, and sum their results by its weights.
 
     `out[t] = sum over j of weights[t, j] * down[e] (f(gate) * up)` with e = ids[t, j], and gate and
-    up the halves of `gate_up[e] hidden[t]`. It is differentiable, and never waits for the device.
+    up the halves of `gate_up[e] hidden[t]`. It is differentiable, but not in weights that are
+    quantized, and never waits for the device.
 
     Args:
         hidden: Tokens [.., H].
@@ -105,9 +105,11 @@ def experts(
         [.., H], of the type of hidden.
 
     Weights of 16 bits are multiplied by kernels; fp32 ones by torch, unless there is a recipe.
-    PackedExperts and e4m3 weights are multiplied by tokens of 16 bits, without gradients; the gate
-    of PackedExperts runs in the first kernel where gate and up are interleaved. Under autocast
-    tensors are converted, as torch converts those of linear layers.
+    PackedExperts and e4m3 weights are multiplied by tokens of 16 bits, and are frozen: hidden,
+    weights and biases get gradients, once. The gate of PackedExperts runs in the first kernel where
+    gate and up are interleaved, also where a gradient is wanted: the backward pass computes the
+    first GEMM again. It multiplies gradients by weights that it gives back in 16 bits, of up to 1
+    GiB at a time. Under autocast tensors are converted, as torch converts those of linear layers.
 
     Raises:
         ProblemError: Before anything is launched, naming the value and the fix; for ids that are no
@@ -149,13 +151,12 @@ def experts(
         result = float8_experts.float8_gated_experts(layer, offsets, cast("str", gate), recipe)
     else:
         read = (first, gate_up_bias)
-        fused = _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit, recipe)
-        steps: dict[str, Any] = {}
-        if fused:
-            steps = {"gate": gate, "gate_layout": gate_layout}
-            steps |= {"gate_alpha": alpha, "gate_limit": limit} if gate == SWIGLU_OAI else {}
-        gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, recipe, **steps)
-        if not fused:
+        fused = None
+        if _is_fused(gate, gate_layout, rows, read, transposed, alpha, limit, recipe):
+            numbers = (alpha, limit) if gate == SWIGLU_OAI else ()
+            fused = Gate(cast("GateFunction", gate), gate_layout, *numbers)
+        gated = grouped_linear(rows, first, offsets, gate_up_bias, gate_up_scale, recipe, fused)
+        if fused is None:
             gated = _gated(gated, offsets, gate, gate_layout, alpha, limit)
             if callable(gate):
                 _check_returned("gate", gated, (rows.shape[0], _described(second).shape[1]))
@@ -207,23 +208,18 @@ def grouped_linear(
     bias: torch.Tensor | None,
     scale: torch.Tensor | None = None,
     recipe: Recipe | None = None,
-    **steps: Any,
+    gate: Gate | None = None,
 ) -> torch.Tensor:
     """Multiply the rows of each expert by its matrix [E, K, N]: by kernels, fp32 by torch.
 
-    `scale` are the block scales of e4m3 matrices, `recipe` is one of training in fp8, and `steps`
-    a gate that kernels have. Rows behind the last offset are undefined.
+    `scale` are the block scales of e4m3 matrices, `recipe` is one of training in fp8, and `gate`
+    one that kernels have. Rows behind the last offset are undefined.
     """
+    if isinstance(weight, PackedExperts) or scale is not None:
+        return frozen_grouped_linear(rows, weight, offsets, bias, scale, gate)
+    steps = {} if gate is None else gate.steps()
     if recipe is not None:
-        assert isinstance(weight, torch.Tensor)  # noqa: S101 (for type checkers)
         return float8_experts.float8_grouped_linear(rows, weight, offsets, bias, recipe, **steps)
-    if isinstance(weight, PackedExperts):
-        steps.pop("gate_layout", None)  # which is interleaved
-        return grouped_mixed_gemm(rows, weight, offs=offsets, bias=bias, **steps)
-    if scale is not None:
-        quantized, scale_a = quantize(rows, _FP8, block=(1, SCALE_BLOCK))
-        steps |= {"scale_a": scale_a, "scale_b": scale, "out_dtype": rows.dtype}
-        return grouped_gemm(quantized, weight, offs=offsets, bias=bias, **steps)
     if rows.dtype in PRODUCTS:
         return grouped_gemm(rows, weight, offs=offsets, bias=bias, **steps)
     # torch leaves the gradient of what is behind the last offset undefined: here it is zeros.
@@ -262,7 +258,10 @@ def _is_fused(
     limit: float,
     recipe: Recipe | None,
 ) -> bool:
-    """Whether the first product's kernel has the gate: a gradient needs what comes before it."""
+    """Whether the first product's kernel has the gate.
+
+    A gradient needs what comes before the gate: of weights that are frozen it is computed again.
+    """
     if callable(gate) or not has_kernel(gate, alpha, limit):
         return False
     weight = read[0]
@@ -273,6 +272,8 @@ def _is_fused(
     is_fp8 = weight is not None and (weight.dtype == _FP8 or recipe is not None)
     if weight is not None and is_fp8 and weight.shape[-1] % SCALE_BLOCK:
         return False  # what a tile has of gate and up must share a scale
+    if weight is not None and weight.dtype == _FP8:
+        return True
     graded = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (rows, *read))
     return not (torch.is_grad_enabled() and graded)
 
@@ -462,6 +463,10 @@ def _check_quantized(hidden: torch.Tensor, gate_up: object, down: object) -> Non
             "must both be PackedExperts, or both tensors",
             "quantize both with warploom.PackedExperts.quantize",
         )
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        parts = weight.tensors() if isinstance(weight, PackedExperts) else {}
+        for part, tensor in parts.items():
+            _check_frozen(f"{part} of {name}", tensor)
     if hidden.dtype not in PRODUCTS:
         _refuse(
             f"tokens of {shown(hidden.dtype)} with quantized weights",
@@ -505,12 +510,18 @@ def _check_scales(
                 "must be bfloat16 or float16",
                 "convert them, or call it under torch.autocast",
             )
-        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            _refuse(
-                f"{name} in float8_e4m3fn with tokens or a weight that require grad",
-                "must be without: GEMMs with block scales have no gradient",
-                "detach them, or call it under torch.no_grad()",
-            )
+        _check_frozen(f"{name} in float8_e4m3fn", weight)
+        _check_frozen(which, scale)
+
+
+def _check_frozen(what: str, tensor: torch.Tensor | None) -> None:
+    """Raise ProblemError for a part of a quantized weight that is to be trained."""
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        _refuse(
+            f"{what} that requires grad",
+            "must not require grad: a quantized weight is fixed, and has no gradient",
+            "use requires_grad_(False), or train weights of 16 bits, in fp8 by recipe='blockwise'",
+        )
 
 
 def _extents(tensor: torch.Tensor) -> list[Any]:

@@ -78,9 +78,15 @@ def refusal(module: Any, hidden: torch.Tensor) -> str | None:  # noqa: ANN401
         return found
     if hidden.dtype not in PRODUCTS:
         return f"tokens are {hidden.dtype}"
-    if torch.is_grad_enabled() and (hidden.requires_grad or module.down_proj.requires_grad):
-        return "GEMMs with block scales have no gradient"
+    if torch.is_grad_enabled() and any(one.requires_grad for one in _quantized(module)):
+        return "a weight in fp8, or its scales, require grad, and Warploom's are frozen"
     return transform_refusal(module, hidden)
+
+
+def _quantized(module: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    """The weights of a layer, and their scales."""
+    names = weight_names(module)
+    return [getattr(module, f"{name}{end}") for name in names for end in ("", "_scale_inv")]
 
 
 def unfit(module: Any) -> str | None:  # noqa: ANN401

@@ -25,10 +25,12 @@ class QuantizedExperts(torch.nn.Module):
     """Experts of a layer, each two quantized linear layers.
 
     The parameters of expert 3 are those of `gate_up_proj.3` and `down_proj.3`. Results are those of
-    transformers' experts with the same weights. On tokens of 16 bits without a gradient all experts
-    are two grouped GEMMs, and nothing waits for the device: their weights are kept in one piece of
-    memory, of which each layer has a part. Else each expert that a token was sent to is two
-    mixed-input GEMMs; which ones they are is read on the host, as transformers' own loop does.
+    transformers' experts with the same weights. On tokens of 16 bits all experts are two grouped
+    GEMMs, and nothing waits for the device: their weights are kept in one piece of memory, of which
+    each layer has a part. Tokens, routing weights and biases have gradients; weights have none.
+    With other tokens, with parameters that FSDP shards, and where a layer has hooks or was
+    replaced, as by an adapter's, each expert that a token was sent to is two mixed-input GEMMs;
+    which ones they are is read on the host, as transformers' own loop does.
     """
 
     def __init__(
@@ -92,11 +94,7 @@ class QuantizedExperts(torch.nn.Module):
         parts = [getattr(self, part) for part in PARTS]
         listed = routing_weights.shape == router_indices.shape
         plain = all(self._stacks[part].is_plain(getattr(self, part)) for part in PARTS)
-        if (
-            not plain
-            or (torch.is_grad_enabled() and _requires_grad(hidden_states, routing_weights, parts))
-            or refusal(hidden_states, parts[0][0].weight)
-        ):
+        if not plain or refusal(hidden_states, parts[0][0].weight):
             return self._one_by_one(hidden_states, router_indices, routing_weights, listed)
         gate_up, down = (self._stacks[part].of(getattr(self, part)) for part in PARTS)
         if gate_up is None or down is None:
@@ -107,8 +105,8 @@ class QuantizedExperts(torch.nn.Module):
             *(hidden_states, router_indices, routing_weights, gate_up[0], down[0]),
             gate=self.gate,
             gate_layout="interleaved",
-            gate_up_bias=gate_up[1],
-            down_bias=down[1],
+            gate_up_bias=_trained(parts[0], gate_up[1]),
+            down_bias=_trained(parts[1], down[1]),
             alpha=self.alpha,
             limit=self.limit,
             first_expert=0,
@@ -164,9 +162,12 @@ def _plain(layer: torch.nn.Module) -> bool:
     )
 
 
-def _requires_grad(hidden: torch.Tensor, weights: torch.Tensor, parts: list[Any]) -> bool:
-    biases = (layer._parameters["bias"] for layers in parts for layer in layers)
-    return any(one is not None and one.requires_grad for one in (hidden, weights, *biases))
+def _trained(layers: Any, stacked: torch.Tensor | None) -> torch.Tensor | None:  # noqa: ANN401
+    """The biases of layers, of which autograd knows where one of them is to have a gradient."""
+    if stacked is None or not torch.is_grad_enabled():
+        return stacked
+    biases = [layer._parameters["bias"] for layer in layers]
+    return torch.stack(biases) if any(one.requires_grad for one in biases) else stacked
 
 
 class _Stack:
@@ -236,9 +237,16 @@ def _is_at(layer: QuantizedLinear, packed: PackedWeight, bias: torch.Tensor | No
 
 
 def _are_alike(layers: Any) -> bool:  # noqa: ANN401
-    """Whether all layers have weights of one kind, and a bias of one type, or none of them."""
+    """Whether all layers have weights of one kind, and a bias of one type, or none of them; and
+    their memory is their own. FSDP gathers parameters anew for each pass, in memory that it keeps.
+    """
     biases = {None if layer.bias is None else layer.bias.dtype for layer in layers}
-    return len({layer.metadata for layer in layers}) == len(biases) == 1
+    if len({layer.metadata for layer in layers}) != 1 or len(biases) != 1:
+        return False
+    weights = (layer._parameters[name] for layer in layers for name in layer._names)
+    return torch.compiler.is_dynamo_compiling() or all(
+        isinstance(one, FrozenParameter) for one in weights
+    )
 
 
 def _parameters(layers: Any) -> Iterator[torch.nn.Parameter | None]:  # noqa: ANN401

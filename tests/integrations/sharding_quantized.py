@@ -10,6 +10,8 @@ from sharding_checks import PROCESSES, case
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.integrations.checkpoints import experts as mixtures
+from warploom.integrations.checkpoints.experts import QuantizedExperts
 from warploom.nn import QuantizedLinear
 
 ROWS, K, N = 4, 256, 512
@@ -82,6 +84,43 @@ def fully_shard_keeps_a_part_of_each_weight() -> None:
         after = [one.full_tensor() for one in codes(sharded)]
         assert all(map(torch.equal, before, after))
         assert not torch.equal(sharded(x), found)
+
+
+@case
+def fully_shard_gathers_the_experts_of_each_step() -> None:
+    """Kept in one piece of memory, biases stayed what they were before the first step, and each
+    rank had all weights from the first pass on.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    def experts(n: int, k: int) -> list[QuantizedLinear]:
+        made = [torch.nn.Linear(k, n).bfloat16() for _ in range(3)]
+        return [QuantizedLinear.from_linear(one, "mxfp4") for one in made]
+
+    torch.manual_seed(0)
+    sharded = QuantizedExperts(experts(128, 64), experts(64, 64))
+    whole, refusal = copy.deepcopy(sharded), mixtures.refusal
+    fully_shard(sharded)
+    hidden, ids = torch.randn(7, 64).bfloat16(), torch.arange(14).view(7, 2) % 3
+    weights = torch.rand(7, 2).bfloat16()
+    mixtures.refusal = lambda *_: None  # type: ignore[assignment]
+    try:
+        for _ in range(3):
+            with torch.no_grad():
+                sharded(hidden, ids, weights), whole(hidden, ids, weights)
+            tokens = [hidden.clone().requires_grad_() for _ in range(2)]
+            pair = [one(x, ids, weights) for one, x in zip((sharded, whole), tokens, strict=True)]
+            for out in pair:
+                out.float().square().sum().backward()
+            for one, other in (pair, [one.grad for one in tokens]):
+                assert (one - other).float().norm() <= 2**-6 * other.float().norm()
+            for module in (sharded, whole):
+                torch.optim.SGD(module.parameters(), lr=0.1).step()
+                module.zero_grad()
+        assert not torch.equal(whole(hidden, ids, weights), pair[1])
+    finally:
+        mixtures.refusal = refusal
+    assert [one._made for one in sharded._stacks.values()] == [None, None]
 
 
 @case

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import frozen_expert_layers as exact
 import pytest
 import torch
 from transformers.integrations import finegrained_fp8
@@ -12,6 +13,7 @@ from transformers.integrations import finegrained_fp8
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import fp8_experts
+from warploom.integrations.frozen_experts import Gate
 
 HIDDEN, INNER, EXPERTS, TOKENS, CHOICES = 320, 192, 5, 23, 3  # no multiples of 128
 
@@ -97,11 +99,35 @@ def test_layers_without_kernels_say_why(change: dict[str, Any], told: str) -> No
     assert told in str(fp8_experts.unfit(layer(**change)))
 
 
-def test_where_a_gradient_is_wanted_transformers_computes() -> None:
+@pytest.mark.parametrize("gate", [{}, {"swiglu_alpha": 0.5, "swiglu_limit": 0.25}], ids=str)
+def test_tokens_get_gradients_through_frozen_experts(
+    gate: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids past the last expert are of other ranks, and rows of theirs have none."""
+    monkeypatch.setattr(finegrained_fp8, "fp8_grouped_mm_experts_forward", None)
+    made, (hidden, ids, chosen) = layer().requires_grad_(False), tokens()
+    for name, value in gate.items():
+        setattr(made, name, value)
+    ids[3, 1] = ids[7, 0] = EXPERTS
+    given = {"hidden": hidden.requires_grad_(), "weights": chosen.float().requires_grad_()}
+    out = fp8_experts.forward(made, hidden, ids, given["weights"])
+    dout = torch.randn(out.shape).bfloat16()
+    found = [out, *torch.autograd.grad(out, [*given.values()], dout)]
+    named = Gate("swiglu_oai", "halves", *gate.values()) if gate else Gate("silu")
+    weights = {part: wide(made, f"{part}_proj") for part in ("gate_up", "down")}
+    told = exact.Layer(**weights, gate=named, fused=True, eight=True)
+    shares = exact.shares(told, {**given, "ids": ids}, found, dout)
+    assert max(shares.values()) <= 1
+
+
+def test_where_weights_train_transformers_computes() -> None:
     made, (hidden, _, _) = layer(), tokens()
-    assert fp8_experts.refusal(made, hidden.requires_grad_()) == (
-        "GEMMs with block scales have no gradient"
-    )
+    told = "a weight in fp8, or its scales, require grad, and Warploom's are frozen"
+    assert fp8_experts.refusal(made, hidden) == told
+    made.requires_grad_(False)
+    assert fp8_experts.refusal(made, hidden.requires_grad_()) is None
+    made.down_proj_scale_inv.requires_grad_()
+    assert fp8_experts.refusal(made, hidden) == told
     with torch.no_grad():
         assert fp8_experts.refusal(made, hidden) is None
         assert fp8_experts.refusal(made, hidden.float()) == "tokens are torch.float32"

@@ -172,7 +172,6 @@ def test_quantized_experts_are_refused_beside_others() -> None:
         ({"down": down}, "must both be PackedExperts"),
         ({"hidden": hidden.float()}, "must be bfloat16 or float16"),
         ({"transposed": True}, "outputs first"),
-        ({"hidden": hidden.clone().requires_grad_()}, "have no gradient"),
     ):
         call: dict[str, Any] = {"hidden": hidden, "gate_up": packed[0], "down": packed[1]}
         call |= {"ids": ids, "weights": weights, **change}
@@ -233,16 +232,31 @@ def test_experts_that_are_changed_compute_with_what_they_have_now(
 
 
 @pytest.mark.usefixtures("grouped")
-def test_biases_train_where_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By grouped GEMMs a bias has no gradient."""
+@pytest.mark.parametrize("listed", [True, False])
+def test_tokens_and_biases_get_gradients_by_grouped_gemms(
+    listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer has the gradient of its own bias, which is a part of what all experts share."""
     made = model("gpt_oss", monkeypatch).requires_grad_(False)
     warploom.patch(made, weights="mxfp4", attention=False)
     own = layers(made)[0]
+    monkeypatch.setattr(own, "_one_by_one", None)
     assert not any(one.requires_grad for one in own.parameters())
-    bias = own.down_proj[2].bias.requires_grad_()
+    biases = [own.down_proj[2].bias.requires_grad_(), own.gate_up_proj[1].bias.requires_grad_()]
     hidden, ids = torch.randn(5, 64).to(BF16), torch.arange(10).view(5, 2) % 4
-    own(hidden, ids, torch.rand(5, 2).to(BF16)).float().sum().backward()
-    assert bias.grad is not None
+    chosen = torch.rand(5, 2).to(BF16)
+    if not listed:
+        chosen = torch.zeros(5, 4, dtype=BF16).scatter(1, ids, chosen)
+    leaves = [hidden.requires_grad_(), chosen.requires_grad_(), *biases]
+    found = torch.autograd.grad(own(hidden, ids, chosen).float().square().sum(), leaves)
+    monkeypatch.undo()
+    alone = own._one_by_one(hidden, ids, chosen, listed).float().square().sum()
+    for one, other in zip(found, torch.autograd.grad(alone, leaves), strict=True):
+        assert other.any() and (one - other).float().norm() <= 2**-6 * other.float().norm()
+    with torch.no_grad():
+        first = own(hidden, ids, chosen)
+    own._stacks["down_proj"]._made[1].add_(1)  # what all share is still what layers have
+    assert not torch.equal(own(hidden, ids, chosen), first)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from moe_models import MODELS, model, tokens
 from transformers.integrations import moe
 
 import warploom
-from warploom.integrations import experts
+from warploom.integrations import experts, frozen_experts
 from warploom.integrations import transformers_experts as rules
 from warploom.integrations.checkpoints import experts as checkpoint_experts
 from warploom.integrations.expert_layers import layers_of
@@ -84,14 +84,14 @@ def test_a_patched_model_has_the_limits_of_its_configuration(
     ids = tokens(2, 11)
     wanted = made(ids).logits
     calls: list[dict[str, Any]] = []
-    for name in ("grouped_gemm", "grouped_mixed_gemm"):
-        run = getattr(experts, name)
+    for place, name in ((experts, "grouped_gemm"), (frozen_experts, "grouped_mixed_gemm")):
+        run = getattr(place, name)
 
         def noting(*given: Any, run: Any = run, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
             calls.append(keywords)
             return run(*given, **keywords)  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(experts, name, noting)
+        monkeypatch.setattr(place, name, noting)
     warploom.patch(made, attention=False, weights=weights)
     found = made(ids).logits
     numbers = [(one.get("gate_alpha"), one.get("gate_limit")) for one in calls if one.get("gate")]
