@@ -60,6 +60,7 @@ class Picture:
 
     def drawn(self) -> Any:  # noqa: ANN401 (matplotlib is optional)
         """Draw it; raise PictureError where a text of it could not be read."""
+        plots.require_matplotlib()
         figure = self.paint()
         lettering.check(figure)
         return figure

@@ -41,17 +41,23 @@ _MARKS = (  # of ratios; the first ones go before others
 )
 
 
-def figure(wide: float, high: float) -> Any:  # noqa: ANN401 (matplotlib is optional)
-    """An empty picture of that many points; ConfigurationError without matplotlib."""
+def require_matplotlib() -> None:
+    """Raise ConfigurationError where it is missing, before anything of a picture is measured."""
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
             "pictures without matplotlib",
             rule="it is an optional dependency",
             fix="pip install 'warploom[plot]'",
         ) from error
+
+
+def figure(wide: float, high: float) -> Any:  # noqa: ANN401 (matplotlib is optional)
+    """An empty picture of that many points."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     # The same figures give the same bytes: no random ids. Text stays text, to be searched and read,
     # and a dollar in a name is no formula.
     matplotlib.rcParams.update(

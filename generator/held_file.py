@@ -13,14 +13,15 @@ from warploom.errors import RecordsError
 _PAUSE = 0.01  # seconds between two attempts
 
 
-def hold(path: Path, timeout: float) -> int:
-    """Open the regular file at `path`, made if missing, and hold it until the descriptor is closed.
+def hold(path: Path, timeout: float, *, make: bool = True) -> int:
+    """Open the regular file at `path` and hold it until the descriptor is closed.
 
     What is written is appended. A file that another put in its place meanwhile is held instead.
-    TimeoutError where another process holds it for longer than `timeout` seconds; OSError else.
+    With `make`, a file is made if it is missing; without, that is a FileNotFoundError. TimeoutError
+    where another process holds it for longer than `timeout` seconds; OSError else.
     """
     until = time.monotonic() + timeout
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     while True:
         descriptor = os.open(path, flags, 0o644)
         try:

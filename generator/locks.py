@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import TypeVar
 
 
@@ -31,5 +32,6 @@ def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> Non
     """Keep `value` in a map of at most `bound` entries; the oldest go first."""
     with _lock:
         while len(known) >= bound:
-            known.pop(next(iter(known)))
+            with suppress(StopIteration, RuntimeError):  # another thread forgets what is known
+                known.pop(next(iter(known)), None)
         known[key] = value

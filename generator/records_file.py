@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,7 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         blank = text(Records(gpu))
-        made = not path.exists() and _made(path, blank)
-        held = hold(path, WAIT_SECONDS)
+        made, held = _held(path, blank)
         try:
             merged = known(path, gpu).merged(more)
             replace_file(path, text(merged))
@@ -169,6 +169,18 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
         fix = "set WARPLOOM_RECORDS_DIR, or give another path"
         raise unwritable(path, error, fix) from error
     return merged
+
+
+def _held(path: Path, blank: str) -> tuple[bool, int]:
+    """Whether the file at `path` was made here, with `blank` in it, and its descriptor.
+
+    One that another process made may be gone once that has failed to write it; an empty one in its
+    place would be a damaged one.
+    """
+    while True:
+        made = not path.exists() and _made(path, blank)
+        with suppress(FileNotFoundError):
+            return made, hold(path, WAIT_SECONDS, make=False)
 
 
 def _made(path: Path, content: str) -> bool:

@@ -139,19 +139,18 @@ class Store:
                 rule=f"its source digest, options, arch and toolchain give {record.key}",
                 fix="make the key of the fields that the artifact carries",
             )
-        self.counters.puts += 1
+        self.counters.count("puts")
         reason = self._no_directory
         if self.directory is not None:
             try:
-                self.directory.write_cubin(record, artifact.cubin)
-                self.directory.write_record(record)
+                _write(self.directory, record, artifact.cubin)
             except OSError as error:
                 reason = _unwritable(self.directory.path, error)
                 warn_once(_degraded(reason))
             else:
                 return
-        self.kept_in_memory[artifact.name] = reason
         self._memory.artifacts[key] = artifact
+        self.kept_in_memory[artifact.name] = reason
 
     @contextmanager
     def lock(self, key: str, timeout: float = 60.0) -> Iterator[None]:
@@ -230,9 +229,9 @@ class Store:
         for place, stored in candidates:
             if (artifact := place.load(stored)) is not None:
                 place.touch(stored)
-                self.counters.hits += 1
+                self.counters.count("hits")
                 return artifact
-        self.counters.misses += 1
+        self.counters.count("misses")
         return None
 
     def _open(self, path: Path, *, writable: bool) -> Directory | None:
@@ -245,6 +244,19 @@ class Store:
                 _degraded(self._no_directory) if writable else f"kernel store {path}: {error}"
             )
             return None
+
+
+def _write(directory: Directory, record: Record, cubin: bytes) -> None:
+    """Write a kernel; once more, where a collection took what was there of it between two steps."""
+    for again in (True, False):
+        try:
+            directory.write_cubin(record, cubin)
+            directory.write_record(record)
+        except FileNotFoundError:
+            if not again:
+                raise
+        else:
+            return
 
 
 def _unwritable(path: Path, error: OSError) -> str:

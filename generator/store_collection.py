@@ -11,6 +11,7 @@ import math
 import shutil
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,8 @@ def collect(
         for path, _ in leftovers:
             path.unlink(missing_ok=True)
         for path in (directory.path / "quarantine").glob("*/"):
-            shutil.rmtree(path)
+            with suppress(FileNotFoundError):  # another collection was first
+                shutil.rmtree(path)
     except OSError as error:
         raise StoreError(
             f"{directory.path}: {error}",

@@ -17,14 +17,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
 from warploom.atomic_file import replace_file, sync_directory
 from warploom.generator.artifact import Artifact
+from warploom.generator.locks import fork_lock
 from warploom.generator.store_record import Record, pack
 from warploom.generator.store_trust import refuse_shared, stranger
 
@@ -34,20 +35,30 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 logger = logging.getLogger(__name__)
 
 
-@cache
+_warned: dict[str, object] = {}  # by message: of whom it was the first
+_counting = fork_lock()
+
+
 def warn_once(message: str) -> None:
-    """Log `message` as a warning the first time this process meets it."""
-    logger.warning(message)
+    """Log `message` as a warning the first time this process meets it, in whichever thread."""
+    own = object()
+    if _warned.setdefault(message, own) is own:
+        logger.warning(message)
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a store did since it was opened."""
+    """What a store did since it was opened, in all threads."""
 
     hits: int = 0
     misses: int = 0
     puts: int = 0
     quarantined: int = 0
+
+    def count(self, what: Literal["hits", "misses", "puts", "quarantined"]) -> None:
+        """Add 1 to one of them."""
+        with _counting:
+            setattr(self, what, getattr(self, what) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +248,7 @@ class Directory:
                 return
             except OSError as error:
                 reason = f"{reason}; left in place: {error}"
-        self.counters.quarantined += 1
+        self.counters.count("quarantined")
         warn_once(f"{path} is damaged and counts as missing: {reason}")
 
 

@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Timer
@@ -29,6 +30,8 @@ from warploom.generator.toolchain import find
 T = TypeVar("T")
 
 COMMAND = [sys.executable, "-P", "-m", __name__]  # what a worker runs
+END = "\n"  # in place of a request: the last. A forked child of the caller may keep the pipe open.
+ENDING = 60.0  # seconds for a process to end that has closed its output
 LIMIT_SECONDS = 600.0  # for one kernel: the slowest take a minute on a busy machine
 
 
@@ -56,9 +59,13 @@ class Worker:
 
     def stop(self) -> None:
         """End the process, which must be idle."""
-        if self._process is not None:
-            self._process.communicate()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            requests = cast("IO[str]", process.stdin)
+            with suppress(OSError):  # it has ended by itself
+                requests.write(END)
+                requests.flush()
+            process.communicate()
 
     def _ask(self, request: dict[str, object]) -> tuple[str, bool]:
         """Return the line that the process replies, and whether it was killed for taking long."""
@@ -76,16 +83,23 @@ class Worker:
             with suppress(BrokenPipeError):  # where it died before it read the whole request
                 requests.write(json.dumps(request) + "\n")
                 requests.flush()
-            return replies.readline(), late.is_set()
+            reply = replies.readline()
         finally:
             limit.cancel()
+            limit.join()  # it may be killing the process, which then compiles nothing further
+        return reply, late.is_set()
 
     def _end(self, reply: str, *, late: bool) -> str:
         """Put away a process that gave no good reply; return what became of it."""
         process = cast("subprocess.Popen[str]", self._process)
+        self._process = None
         if reply.endswith("\n"):
             process.kill()
-        self.stop()
+        try:
+            process.communicate(timeout=ENDING)
+        except subprocess.TimeoutExpired:  # it has closed its output, and does not end
+            process.kill()
+            process.communicate()
         if late:
             return f"was stopped after {LIMIT_SECONDS:g} s"
         if reply.endswith("\n"):
@@ -191,14 +205,19 @@ def _artifact(fields: dict[str, Any]) -> Artifact:
 
 
 def _serve() -> None:
-    """Answer requests until standard input ends; what else is printed goes to standard error."""
+    """Answer requests until the last; what else is printed goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    for line in requests:
+    for line in until_last(requests):
         replies.write(json.dumps(_reply(line)) + "\n")
         replies.flush()
+
+
+def until_last(requests: Iterable[str]) -> Iterator[str]:
+    """The lines of requests, until `END` or until there is nobody to send any."""
+    return takewhile(lambda line: line != END, requests)
 
 
 def _reply(request: str) -> dict[str, object]:

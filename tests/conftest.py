@@ -25,6 +25,7 @@ gc.disable()
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     share = max(1, len(os.sched_getaffinity(0)) // int(workers))
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
+os.umask(0o022)  # of whoever runs this: folders that everybody may write to are refused as stores
 # What libraries keep for the next run lies in build/, not in the user's home or where pytest began.
 TESTS = Path(__file__).parent
 BUILD = TESTS.parent / "build"

@@ -91,7 +91,8 @@ class Queue:
         except OSError as error:
             status = 127
             log.write_text(f"{error}\n")
-        self.failed |= status != 0
+        if status != 0:  # never |=: another thread might have set it meanwhile
+            self.failed = True
         took = time.monotonic() - begun
         lines = log.read_text(errors="replace").splitlines()[-LINES:]
         summary = (

@@ -186,7 +186,8 @@ class Run:
         command += [f"--basetemp={self.logs / f'temporary{number}'}"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
         status = supervised(command, log, lambda: self.end, cwd=self.root, env=environment)
-        self.failed |= status != 0
+        if status != 0:  # never |=: another thread might have set it meanwhile
+            self.failed = True
         lines = log.read_text(errors="replace").splitlines()
         told = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
         last = lines[-1].strip("= ") if lines else "pytest printed nothing"

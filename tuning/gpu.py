@@ -147,6 +147,9 @@ class GpuProcess:
                 if death.spec is not None and not self._closed:
                     spec = left.pop(death.spec)
                     results[spec] = Result(spec.schedule, death.outcome, reason=death.reason)
+            except DeviceError:
+                if not self._closed:  # else it is the process that was ended, as it was asked to be
+                    raise
         return results
 
     def close(self) -> None:

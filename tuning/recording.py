@@ -88,8 +88,9 @@ class Recording(ContextDecorator):
         _require_writable(self.path)
         every()  # all kinds of plans there are, so that none is missed
         self._process = os.getpid()
-        self._open.append(heard(self._hear))
-        self._open[-1].__enter__()
+        hearing = heard(self._hear)
+        hearing.__enter__()
+        self._open.append(hearing)  # only now: another thread may end what it finds here
         return self
 
     def __exit__(
@@ -116,9 +117,9 @@ class Recording(ContextDecorator):
         """Note a call of a plan. Those with which `warploom.autotune` measures are no program's."""
         if plan.number in self._plans or ENGINE.busy:
             return
-        self._plans.add(plan.number)
         if plan.draft.problem is not None:  # or there is nothing to launch
             self._seen[RecordedCall.of(plan.choice)] = None
+        self._plans.add(plan.number)  # last: another thread whose call this is, too, may end first
 
 
 def _require_writable(path: Path) -> None:

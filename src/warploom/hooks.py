@@ -23,16 +23,29 @@ class Observer(Protocol):
         ...
 
 
-class _ByEnvironment:
+class Nobody:
+    """Hears of plans, and does nothing.
+
+    It takes the place of an observer that has ended. None would not do: the runtime looks here
+    twice for each plan, and another thread may be between the two.
+    """
+
+    def planned(self, plan: Any) -> None:  # noqa: ANN401
+        """Do nothing."""
+
+    def told(self, choice: Any) -> str:  # noqa: ANN401
+        """Return that there is nothing to say."""
+        return ""
+
+
+class _ByEnvironment(Nobody):
     """Begins what WARPLOOM_AUTOTUNE asks for with the first call that is planned."""
 
     def planned(self, plan: Any) -> None:  # noqa: ANN401
         import_module("warploom.tuning.autotune.api").by_environment()
-        if observer is not None:
-            observer.planned(plan)
-
-    def told(self, choice: Any) -> str:  # noqa: ANN401
-        return ""
+        found = observer
+        if found is not None and found is not self:
+            found.planned(plan)
 
 
 observer: Observer | None = _ByEnvironment() if os.environ.get("WARPLOOM_AUTOTUNE") else None

@@ -32,7 +32,7 @@ def main(rank: int, folder: Path) -> None:
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=PROCESSES,
-        timeout=timedelta(seconds=240),  # where one process raised, the other waits for it
+        timeout=timedelta(seconds=600),  # where one process raised, the other waits for it
     )
     devices.reasons[-1] = None  # layers decide as on a GPU; the reference then computes
     failed = {}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from warploom.runtime.families.gemm.api import GemmPlan
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.measure import Timing
 from warploom.tuning.autotune import course, engine, offers
+from warploom.tuning.autotune.activity import Act
 from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import Measured
 from warploom.tuning.autotune.course import Course
@@ -104,6 +109,14 @@ class FakeHelper:
             self.answer({"number": number, "built": self.asked[number - 1]})
 
 
+class EndingCourse(Course):
+    """A course whose thread ends where it is told to."""
+
+    def serve(self, queue: SimpleQueue[Act]) -> None:
+        with suppress(SystemExit):
+            super().serve(queue)
+
+
 class Machine:
     """An engine and what it runs on."""
 
@@ -123,7 +136,7 @@ class Machine:
             self.rehearsed.append((operation, device))
         )
         self.engine = Engine(
-            lambda activity: Course(
+            lambda activity: EndingCourse(
                 activity,
                 self._measure,
                 lambda device: not self.capturing,
@@ -138,6 +151,17 @@ class Machine:
         context = Meetings(budget)
         self.engine.enter(context, jobs)
         return context
+
+    def end(self) -> None:
+        """End the thread that decides, which else would decide in the tests that come next.
+
+        It writes records where they are looked for by then, and takes locks there.
+        """
+        thread = self.engine._activity._thread
+        if thread is not None:
+            self.engine._activity.tell(sys.exit)  # behind all that it was told before
+            thread.join(600)
+            assert not thread.is_alive(), "the thread that decides does not end"
 
     @property
     def helper(self) -> FakeHelper:
@@ -181,5 +205,5 @@ def until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     """Wait until a condition holds, which another thread brings about."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"it never came:\n{inspect.getsource(condition)}"
         time.sleep(0.002)

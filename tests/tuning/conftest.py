@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
 
 import pytest
 from autotuned import Machine
@@ -16,6 +18,7 @@ from warploom.generator import records_file
 from warploom.generator.gpus import file_name
 from warploom.generator.records import Records
 from warploom.runtime import records
+from warploom.tuning import gpu
 from warploom.tuning.problems import Problem, problems
 
 SHIPPED = Path(str(resources.files("warploom.configs")))
@@ -63,9 +66,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Where calls are tuned, with records of this test's own."""
-    return Machine(monkeypatch)
+    made = Machine(monkeypatch)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measuring process that says "silence" has said nothing for as long as it may.
+
+    However short that is, a busy machine has the time that it needs for whatever is said.
+    """
+
+    class Lines(Queue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> object:
+            assert block and timeout
+            line = super().get(timeout=600)
+            if line == "silence\n":
+                raise Empty
+            return line
+
+    monkeypatch.setattr(gpu, "Queue", Lines)
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from warploom.generator.specification import KernelSpec
@@ -15,6 +17,7 @@ from warploom.tuning.journal import Entry, Result
 from warploom.tuning.replay import Replay
 
 PACE = 0.1  # seconds that a batch takes, so that an actor can be lost in the middle of one
+DOOMED = "doomed"  # what files are called of those that are about to be killed
 ROLES = {"slow": 1.05, "lying": 0.7}  # how many times as long everything takes, it says
 
 
@@ -23,12 +26,18 @@ class Role(Replay):
 
     def __init__(self, entries: Sequence[Entry], roles: Path | None = None) -> None:
         super().__init__(entries, pace=PACE)
-        self._takes = _taken(roles) if roles else 1.0
+        self._roles, self._takes = roles, _taken(roles) if roles else 1.0
 
     def condition(self) -> Condition:
         return Condition("580.1")
 
+    def _wait(self) -> None:
+        """Wait while somebody is about to be killed: in the middle of its work, whoever it is."""
+        while self._roles and any(self._roles.glob(f"{DOOMED}*")):
+            time.sleep(0.01)
+
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
+        self._wait()
         found = super().measure(batch)
         return {
             spec: replace(one, seconds=one.seconds * self._takes) if one.seconds else one
@@ -50,8 +59,20 @@ class Cells(Role):
         return replace(super().about, versions=tuple(self._versions.items()))
 
     def cell(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        self._wait()
         time.sleep(PACE)
         return {"ended": "SIGSEGV"} if self._fatal in asked["name"] else answer(asked["name"])
+
+
+def doom(roles: Path, kill: Callable[[], object], seconds: float) -> None:
+    """Kill an actor in a while; it is to be given its work at once, and does not end it before."""
+    _, name = tempfile.mkstemp(prefix=DOOMED, dir=roles)
+
+    def end() -> None:
+        kill()
+        Path(name).unlink()
+
+    Timer(seconds, end).start()
 
 
 def answer(name: str) -> dict[str, Any]:

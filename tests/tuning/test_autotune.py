@@ -125,13 +125,13 @@ def test_two_threads_that_call_at_once_measure_once(machine: Machine) -> None:
 
     def wait() -> None:
         inside.set()
-        assert leave.wait(30)
+        assert leave.wait(600)
 
     machine.during = wait
     entered: Any = plan.launch  # as the other thread has it, which came to it at the same time
     first = threading.Thread(target=call, args=(plan,))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(600)
     entered.run((), (), lambda: None)  # waits for nobody
     assert call(plan) == plan.choice.spec
     leave.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -10,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
-from autotuned import GPU, READY, Machine, call, plan_of, until
+from autotuned import GPU, READY, FakeLaunch, Machine, call, plan_of, until
 
 import warploom
 from warploom import hooks
@@ -20,13 +22,17 @@ from warploom.errors import ConfigurationError
 from warploom.generator import records_file
 from warploom.generator.gpus import file_name
 from warploom.generator.records import Record, Timed, problem_text
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import plan as planning
 from warploom.runtime import records
 from warploom.runtime.dispatch import Asked
 from warploom.runtime.plan import Plan, alive
-from warploom.tuning.autotune import api, locks
+from warploom.tuning.autotune import api, course, locks, offers
+from warploom.tuning.autotune.activity import Activity
 from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import NotMeasured
 from warploom.tuning.autotune.course import Course
+from warploom.tuning.autotune.engine import Engine
 from warploom.tuning.autotune.problem import Gate, Problem
 
 # ---- Who has it active ---------------------------------------------------------------------------
@@ -46,7 +52,7 @@ def test_contexts_and_decorators_nest_and_the_last_one_ends_it(
         plan = plan_of()
         until(lambda: isinstance(plan.launch, Gate))
         assert [one.status for one in outer.problems] == [READY]
-    assert hooks.observer is None
+    assert isinstance(hooks.observer, hooks.Nobody)
     untuned = plan.choice.spec
     assert call(plan) == untuned and machine.measured == []
     with api.autotune():
@@ -95,6 +101,61 @@ def test_as_many_kernels_are_compiled_at_a_time_as_was_asked_for_last(machine: M
     assert machine.helper.jobs == 12
 
 
+def test_a_call_that_is_planned_while_the_last_context_closes_tells_nobody(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread had read that somebody listens, and then told None: an AttributeError."""
+    context = machine.enter()
+
+    class Closing:
+        """The module that says who listens, of which the first answer is true no longer."""
+
+        @property
+        def observer(self) -> object:
+            found = hooks.observer
+            if isinstance(found, Engine):
+                machine.engine.leave(context)
+            return found
+
+    monkeypatch.setattr(planning, "hooks", Closing())
+    a, b = torch.ones(7, 112).bfloat16(), torch.ones(112, 59).bfloat16()
+    assert warploom.gemm(a, b).shape == (7, 59)
+    assert machine.engine.report(context).problems == ()
+
+
+def test_a_variable_that_turns_it_off_leaves_what_another_thread_has_begun(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "ENGINE", machine.engine)
+    monkeypatch.setenv("WARPLOOM_AUTOTUNE", "0")
+    with api.autotune():
+        api.by_environment()  # as the first call of another thread does
+        assert hooks.observer is machine.engine
+    api.by_environment()
+    assert isinstance(hooks.observer, hooks.Nobody)
+
+
+def test_a_context_that_closes_while_a_call_is_about_to_run_another_kernel_keeps_its_own(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = machine.enter()
+    plan = plan_of()
+    until(lambda: machine.status() == READY)
+    untuned = call(plan)
+    until(lambda: machine.status() == "tuned")
+
+    def late(spec: KernelSpec, *_: object) -> FakeLaunch:
+        machine.engine.leave(context)
+        return FakeLaunch(spec)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offers, "plan_launches", late)
+        assert call(plan) == untuned == call(plan)
+    machine.enter()
+    call(plan)
+    assert call(plan) != untuned
+
+
 # ---- Several processes ---------------------------------------------------------------------------
 
 
@@ -141,6 +202,62 @@ def test_where_another_process_ends_without_a_record_this_one_tunes(machine: Mac
     until(lambda: machine.status() == "tuned")
     call(plan)
     assert call(plan) != untuned
+
+
+def test_a_forked_child_keeps_no_problem_of_a_process_that_has_ended(machine: Machine) -> None:
+    """Others waited for a worker of a data loader whose process had been killed."""
+    os.register_at_fork(after_in_child=machine.engine.fresh)
+    asked = plan_of().choice.asked
+    assert asked is not None
+    machine.helper.held = True
+    machine.enter()
+    plan_of()
+    until(lambda: machine.status().startswith("compiling"))
+    (problem,) = machine.engine._course.problems()
+    with forked.sleeping():
+        assert problem.lock is not None
+        problem.lock.abandon()  # as the system does for a process that is killed
+        problem.lock = locks.take(GPU.gpu, asked.operation, asked.shape)
+        assert problem.lock is not None
+
+
+@pytest.mark.parametrize("at", ["find", "fetched", "record_of"])
+def test_an_error_ends_a_problem_and_lets_others_tune_it(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """It was "compiling" or "measured" from then on, and no other process could tune it."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(machine.helper if at == "find" else course, at, fail)
+    machine.enter()
+    plan = plan_of()
+    if at == "record_of":
+        until(lambda: machine.status() == READY)
+        call(plan)
+    until(lambda: machine.status().startswith("not tuned"))
+    assert machine.status().endswith("Resource temporarily unavailable")
+    assert not isinstance(plan.launch, Gate) and not [*folder.glob("autotune/*")]
+
+
+def test_an_interrupt_of_the_call_that_measures_ends_its_problem(
+    machine: Machine, folder: Path
+) -> None:
+    """The end of the process waited for a record that nobody would write."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    machine.during = interrupt
+    machine.enter()
+    plan = plan_of()
+    until(lambda: machine.status() == READY)
+    with pytest.raises(KeyboardInterrupt):
+        call(plan)
+    until(lambda: machine.status() == "not tuned: the call that measured it was interrupted")
+    assert not [*folder.glob("autotune/*")]
+    until(lambda: machine.engine._activity._unwritten == 0)
 
 
 # ---- Plans that there were -----------------------------------------------------------------------
@@ -264,7 +381,7 @@ def test_a_call_that_reads_that_a_problem_waits_for_it_is_offered_to_measure(
     plan = plan_of()
     until(lambda: machine.status() == READY)
     call(plan)
-    until(lambda: machine.status() == "tuned", seconds=60)
+    until(lambda: machine.status() == "tuned")
 
 
 def test_a_problem_that_is_tuned_says_what_was_measured_at_once(
@@ -283,8 +400,26 @@ def test_a_problem_that_is_tuned_says_what_was_measured_at_once(
     until(lambda: machine.status() == READY)
     monkeypatch.setattr(Course, "_renew", late)
     call(plan)
-    until(lambda: machine.status() == "tuned", seconds=60)
+    until(lambda: machine.status() == "tuned")
     assert machine.engine.report(context).counts == {"improved": 1}
+
+
+def test_a_problem_that_is_being_measured_owes_its_record(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ended right then would not have waited for it."""
+    owe, said = Activity.owe, []
+
+    def noted(activity: Activity, more: int) -> None:
+        said.append(machine.status())
+        owe(activity, more)
+
+    machine.enter()
+    plan = plan_of()
+    until(lambda: machine.status() == READY)
+    monkeypatch.setattr(Activity, "owe", noted)
+    call(plan)
+    assert said[0] == READY  # and not "measured" yet
 
 
 def test_threads_that_call_a_plan_that_was_made_before_meet_one_problem(machine: Machine) -> None:
@@ -294,7 +429,7 @@ def test_threads_that_call_a_plan_that_was_made_before_meet_one_problem(machine:
     start = threading.Barrier(8)
 
     def run() -> None:
-        start.wait(30)
+        start.wait(600)
         call(plan)
 
     threads = [threading.Thread(target=run) for _ in range(8)]

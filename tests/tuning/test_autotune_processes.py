@@ -151,6 +151,8 @@ def test_a_request_that_cannot_be_read_fails_alone() -> None:
 ECHO = """
 import json, sys
 for line in sys.stdin:
+    if line == "\\n":
+        break
     request = json.loads(line)
     if not request["kernels"]:
         sys.exit(3)
@@ -169,10 +171,36 @@ def test_the_process_answers_by_number_and_its_death_is_told() -> None:
     process = helper._process
     assert process is not None and process.poll() is None
     helper.done(2)
-    assert process.wait(60) == 0
+    assert process.wait(600) == 0
     assert helper.build([]) == 3  # another process, which dies of it
     told = answers.get(timeout=600)
     assert told["number"] == 3 and told["failed"].endswith("ended with exit status 3")
+
+
+def test_what_is_asked_after_a_death_is_answered_by_another_process() -> None:
+    """A request that came before the death was taken note of went to nobody, and none later did."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    helper = Helper(answers.put, [sys.executable, "-c", ECHO])
+    spec = KernelSpec("sm_90a", OPERATION, SCHEDULE)
+    assert helper.build([]) == 1
+    assert answers.get(timeout=600)["failed"].endswith("ended with exit status 3")
+    assert helper.build([spec]) == 2
+    helper.done(1)
+    assert answers.get(timeout=600) == {"number": 2, "built": [spec.name]}
+    helper.done(2)
+
+
+def test_the_process_ends_though_a_forked_child_has_its_pipe() -> None:
+    """It waited, idle, for as long as a worker of a data loader lived."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    helper = Helper(answers.put, [sys.executable, "-c", ECHO])
+    helper.build([KernelSpec("sm_90a", OPERATION, SCHEDULE)])
+    answers.get(timeout=600)
+    process = helper._process
+    assert process is not None
+    with forked.sleeping():
+        helper.done(1)
+        assert process.wait(600) == 0
 
 
 def test_what_compiles_loads_no_torch() -> None:

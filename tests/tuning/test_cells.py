@@ -202,21 +202,23 @@ for line in sys.stdin:
         say({"results": {}})
     if name == "hang":
         import time
-        time.sleep(600)
+        print("silence", flush=True)
+        time.sleep(3600)
     say({"cell": {"name": name}, "state": {}})
 """
 
 
+@pytest.mark.usefixtures("silence")
 def test_a_process_that_a_cell_ended_is_started_again(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(PROCESS)
-    gpu = CellProcess("0", [sys.executable, str(script)], cell=2.0)
+    gpu = CellProcess("0", [sys.executable, str(script)], starting=600, cell=2.0)
     assert dict(gpu.about.versions) == {"torch": "2.11", "l2_bytes": 5}
     ends = {
         "exit": "exit status 3",
         "fault": "illegal memory",
         "other": "said",
-        "hang": "no answer",
+        "hang": "no answer for 2 seconds",
     }
     for name, why in ends.items():
         assert why in gpu.cell({"name": name})["ended"]

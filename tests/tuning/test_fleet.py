@@ -220,7 +220,7 @@ class Sent(Fake):
         self.asked.set()
 
     def measure(self, batch: Batch) -> Results:
-        assert self.asked.wait(60)
+        assert self.asked.wait(600)
         return super().measure(batch)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event
 from typing import Any
 
 import commands
@@ -26,7 +26,7 @@ import pytest
 from click.testing import CliRunner
 from commands import lines, until
 from fleets import KIND, Fake, Run, anchor_of, run
-from roles import PACE, Cells, Role
+from roles import PACE, Cells, Role, doom
 from sweeps import SHAPES, entries
 
 from benchmarks import worker
@@ -38,7 +38,7 @@ from warploom.generator import nvrtc, records_file
 from warploom.generator.toolchain import find
 from warploom.generator.workers import WorkerPool
 from warploom.tuning import journal
-from warploom.tuning.fleet import actor, gpus
+from warploom.tuning.fleet import actor, gpus, members
 from warploom.tuning.fleet import cluster as clusters
 from warploom.tuning.fleet.cluster import Cluster, cluster
 from warploom.tuning.fleet.gpus import Joining, RayGpu
@@ -51,17 +51,32 @@ ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 KILLS = 3  # each starts a process: two seconds of a core
+# A node that is gone is missed at once; one that is there has all the time that it needs.
 QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+PATIENT = {"health_check_timeout_ms": 600_000, "worker_register_timeout_seconds": 600}
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_waits_to_look_and_actors_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "LOOKING", 0.1)
+    monkeypatch.setattr(Joining.first, "__defaults__", (600.0,))  # seconds for an actor to start,
+    monkeypatch.setattr(members, "AWAITED", 600.0)  # and to start again
+
+
+class SlowTime:
+    """The time as Ray's nodes see it: it gives them 30 s to start, whatever the machine is at."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return time.monotonic() / 20
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray._private.node, "time", SlowTime())
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # actors import fakes
         yield from _nodes()
@@ -70,7 +85,7 @@ def nodes() -> Iterator[Any]:
 def _nodes() -> Iterator[Any]:
     head = {"num_cpus": 2, "resources": {"fake_gpu": 4, "head_gpu": 1}, "include_dashboard": False}
     made = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={**head, "_system_config": QUICK}
+        initialize_head=True, head_node_args={**head, "_system_config": QUICK | PATIENT}
     )
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
@@ -107,7 +122,7 @@ def test_a_run_whose_actors_are_killed_picks_what_one_process_does(
     def dangerous(self: RayGpu, batch: Batch) -> Any:
         if len(batch.specs) > 1 and len(killed) < KILLS and fate.random() < 0.7:
             killed.append(self.hello.name)
-            Timer(fate.random() * PACE, ray.kill, [self._actor]).start()
+            doom(roles, partial(ray.kill, self._actor), fate.random() * PACE)
         return measure(self, batch)
 
     monkeypatch.setattr(RayGpu, "measure", dangerous)
@@ -150,7 +165,7 @@ def test_a_benchmark_whose_actor_is_killed_has_every_cell_once(
     def dangerous(self: RayGpu, asked: Any) -> Any:
         if not killed:
             killed.append(self.hello.name)
-            Timer(PACE / 2, ray.kill, [self._actor]).start()
+            doom(roles, partial(ray.kill, self._actor), PACE / 2)
         return measure(self, asked)
 
     (roles := tmp_path / "roles").mkdir()
@@ -196,10 +211,10 @@ def test_a_node_that_joins_is_used_and_one_that_goes_is_no_loss(
     def moved(self: RayGpu, batch: Batch) -> Any:
         if self.hello.node == head:
             begun.set()
-            assert went.wait(120)  # so that the other has to be used
+            assert went.wait(600)  # so that the other has to be used
         elif measured:
             enough.set()
-            assert went.wait(120)
+            assert went.wait(600)
             await_loss(self.hello.node)
         else:
             measured.append(self.hello.name)
@@ -242,7 +257,7 @@ def test_a_command_that_is_stopped_and_then_killed_goes_on_and_ends_as_if_it_had
     assert not CliRunner().invoke(main, [*asked, str(whole), "--replay", str(sweep)]).exit_code
 
     def start() -> forked.Running:
-        own = (str(sweep), "head_gpu", *asked, str(records), "--ray", nodes.address)
+        own = ("14", str(sweep), "head_gpu", *asked, str(records), "--ray", nodes.address)
         return forked.begin(forked.Program("import commands; commands.simulated()", own))
 
     running = start()

@@ -9,17 +9,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from autotuned import until
 from sweeps import GPU
 
 from warploom.errors import DeviceError
 from warploom.tuning.gpu import About, Batch, GpuProcess, visible
 from warploom.tuning.problems import Problem
 
-SILENT = 10  # seconds: a machine that is busy with other things must answer in them
+LIMIT = 10  # seconds that a process may be silent
 WORKER = """
 import json, os, signal, sys, time
 fates = json.loads(sys.argv[1])
@@ -39,10 +40,12 @@ for line in sys.stdin:
     for name in kernels:
         say({"trying": name})
         fate = next((f for part, f in fates.items() if name.endswith(part)), "correct")
-        if fate == "hang":
+        if fate in ("hang", "sleep"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if fate == "hang":
+                print("silence", flush=True)
             open(sys.argv[0] + ".hangs", "w").close()
-            time.sleep(600)
+            time.sleep(3600)
         if fate == "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
         if fate == "illegal":
@@ -73,7 +76,8 @@ for line in sys.stdin:
 def process(tmp_path: Path, fates: str, **limits: float) -> GpuProcess:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    return GpuProcess("0", [sys.executable, str(script), fates], **limits)
+    patient = {"starting": 600.0, "preparing": 600.0, "trying": 600.0}
+    return GpuProcess("0", [sys.executable, str(script), fates], **{**patient, **limits})
 
 
 def batch(problem: Problem, count: int = 4) -> Batch:
@@ -97,13 +101,14 @@ def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Prob
     gpu.close()
 
 
+@pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize(
     ("fate", "outcome", "reason"),
     [
         ("segfault", "illegal", "SIGSEGV"),
         ("exit", "illegal", "exit status 3"),
         ("illegal", "illegal", "an illegal memory access was encountered"),
-        ("hang", "timeout", f"no answer for {SILENT} seconds"),
+        ("hang", "timeout", f"no answer for {LIMIT} seconds"),
         ("real-time", "illegal", f"ended with signal {signal.SIGRTMIN + 6}"),
         ("torn", "illegal", "ended with SIGKILL"),
         ("hello", "illegal", "said 'hello"),
@@ -120,8 +125,7 @@ def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Prob
 def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
     tmp_path: Path, listed: list[Problem], fate: str, outcome: str, reason: str
 ) -> None:
-    limit = SILENT if fate == "hang" else 600  # what does not hang may take any time
-    gpu = process(tmp_path, fates_of(listed[0], k1=fate), trying=limit)
+    gpu = process(tmp_path, fates_of(listed[0], k1=fate), trying=LIMIT)
     found = gpu.measure(batch(listed[0]))
     outcomes = {spec.name: found[spec].outcome for spec in listed[0].space[:4]}
     assert list(outcomes.values()) == ["correct", outcome, "correct", "correct"]
@@ -132,8 +136,9 @@ def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
     gpu.close()
 
 
+@pytest.mark.usefixtures("silence")
 def test_two_kernels_that_hang_are_both_marked(tmp_path: Path, listed: list[Problem]) -> None:
-    gpu = process(tmp_path, fates_of(listed[0], k0="hang", k3="hang"), trying=SILENT)
+    gpu = process(tmp_path, fates_of(listed[0], k0="hang", k3="hang"), trying=LIMIT)
     found = gpu.measure(batch(listed[0]))
     assert [found[spec].outcome for spec in listed[0].space[:4]] == [
         *("timeout", "correct", "correct", "timeout")
@@ -162,7 +167,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, listed: list[Probl
     with pytest.raises(DeviceError, match="tuning measures on a GPU"):
         _ = process(tmp_path, '{"error": "tuning measures on a GPU"}').about
     with pytest.raises(DeviceError, match=r"GPU 0: no answer for 0\.3 seconds"):
-        _ = process(tmp_path, '{"starting": 60}', starting=0.3).about
+        _ = process(tmp_path, '{"starting": 3600}', starting=0.3).about
     with pytest.raises(DeviceError, match="GPU 0: its measuring process began with 'Welcome"):
         _ = process(tmp_path, '{"greeting": "Welcome!"}').about
 
@@ -172,12 +177,12 @@ def test_on_a_machine_without_a_gpu_the_real_process_says_so(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(DeviceError, match="no GPU"):
-        _ = GpuProcess("").about
+        _ = GpuProcess("", starting=600).about
 
 
 def test_nobody_waits_for_a_process_to_start_who_asks_nothing_of_it(tmp_path: Path) -> None:
     """Of eight GPUs of a host each would start after the one before."""
-    gpu = process(tmp_path, '{"starting": 600}')
+    gpu = process(tmp_path, '{"starting": 3600}')
     child = gpu._process
     assert child and child.poll() is None
     gpu.close()
@@ -187,20 +192,35 @@ def test_nobody_waits_for_a_process_to_start_who_asks_nothing_of_it(tmp_path: Pa
 
 
 def test_closing_ends_a_process_that_hangs(tmp_path: Path, listed: list[Problem]) -> None:
-    from threading import Thread
-
-    gpu = process(tmp_path, fates_of(listed[0], k0="hang"))
+    gpu = process(tmp_path, fates_of(listed[0], k0="sleep"), trying=3600)
     child = gpu._process
     assert child
-    thread = Thread(target=gpu.measure, args=(batch(listed[0]),))
-    thread.start()
-    while not (tmp_path / "worker.py.hangs").exists():
-        time.sleep(0.01)
-    gpu.close()
-    thread.join(timeout=600)
-    assert not thread.is_alive() and child.returncode == -signal.SIGKILL
+    with ThreadPoolExecutor(1) as aside:
+        measured = aside.submit(gpu.measure, batch(listed[0]))
+        until(lambda: measured.done() or (tmp_path / "worker.py.hangs").exists())
+        gpu.close()
+        assert measured.result(timeout=600) == {}
+    assert child.returncode == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
+
+
+def test_closing_between_two_kernels_leaves_what_was_measured(
+    tmp_path: Path, listed: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was just to start again was said to be broken."""
+    gpu = process(tmp_path, fates_of(listed[0], k1="segfault"))
+    launch = gpu._launch
+
+    def closed() -> None:
+        gpu.close()  # in another thread
+        launch()
+
+    assert gpu.about == About(GPU, 132)
+    monkeypatch.setattr(gpu, "_launch", closed)
+    found = gpu.measure(batch(listed[0]))
+    assert {spec: one.outcome for spec, one in found.items()} == {listed[0].space[1]: "illegal"}
+    assert gpu._process is None
 
 
 def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:

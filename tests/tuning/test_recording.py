@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,42 @@ def test_all_threads_are_recorded(folder: Path) -> None:
         for thread in threads:
             thread.join()
     assert sorted(rows(folder / "calls.json")) == list(range(1, 33)) and len(found.calls) == 32
+
+
+def test_a_function_that_threads_call_at_once_is_recorded(folder: Path) -> None:
+    """Both began what one of them had, and one ended with a RuntimeError."""
+    together, recorded = threading.Barrier(2), warploom.recording(folder / "calls.json")
+
+    class Meeting(list[Any]):
+        """A list that the two threads leave together once both are in it."""
+
+        def append(self, one: Any) -> None:  # noqa: ANN401
+            super().append(one)
+            together.wait(600)
+
+    recorded._open = Meeting()
+    with ThreadPoolExecutor(2) as threads:
+        work = recorded(lambda m: warploom.gemm(*product(m)))
+        assert len([*threads.map(work, (1, 2))]) == 2
+    assert sorted(rows(folder / "calls.json")) == [1, 2]
+
+
+def test_a_call_is_known_once_it_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's call of the same plan, which had ended, was not in the file."""
+    a, b = product(3)
+    plan = warploom.plan(a, b)
+    of = recording.RecordedCall.of
+
+    def meanwhile(choice: Any) -> Any:  # noqa: ANN401
+        monkeypatch.setattr(recording.RecordedCall, "of", of)
+        found._hear(plan)  # as the other thread does
+        assert len(found.calls) == 1
+        return of(choice)
+
+    with warploom.recording(folder / "calls.json") as found:
+        monkeypatch.setattr(recording.RecordedCall, "of", meanwhile)
+        plan(a, b)
+    assert rows(folder / "calls.json") == [3]
 
 
 def test_an_exception_inside_writes_what_was_seen_and_goes_on(folder: Path) -> None:

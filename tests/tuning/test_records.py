@@ -10,6 +10,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -237,6 +238,22 @@ def test_what_cannot_be_written_is_not_made_and_the_old_file_stays(tmp_path: Pat
         with limited(len(before) + 10), pytest.raises(RecordsError, match="cannot be written"):
             records_file.update(path, GPU, [record(16), record(32), ATTENTION])
     assert list(tmp_path.iterdir()) == [old] and old.read_bytes() == before
+
+
+def test_a_file_that_its_maker_takes_away_again_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that waited for it made an empty one, which was damaged to all from then on."""
+    path, hold = tmp_path / "records.json", records_file.hold
+
+    def taken_away(held: Path, *given: Any, **options: Any) -> int:
+        monkeypatch.setattr(records_file, "hold", hold)
+        path.unlink()  # by another process, which could not write what it had
+        return hold(held, *given, **options)
+
+    monkeypatch.setattr(records_file, "hold", taken_away)
+    assert [*records_file.update(path, GPU, [record()])] == [record()]
+    assert [*records_file.read(path)] == [record()]
 
 
 def test_a_link_stays_a_link_to_the_file_that_is_replaced(tmp_path: Path) -> None:

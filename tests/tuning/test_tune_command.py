@@ -35,9 +35,10 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["tune", *map(str, arguments)])
 
 
-def start(*arguments: object) -> Running:
-    code = "from warploom.cli import main; main()"
-    return forked.begin(Program(code, ["tune", *map(str, arguments)]))
+def start(results: int, *arguments: object) -> Running:
+    """Begin a run that measures so many results, and then waits to be stopped."""
+    code = "import commands; commands.replayed()"
+    return forked.begin(Program(code, [str(results), "tune", *map(str, arguments)]))
 
 
 def picks(path: Path) -> dict[Any, Any]:
@@ -98,7 +99,7 @@ def test_a_run_killed_at_any_time_goes_on_and_ends_as_if_it_had_not_been(
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
     for more in (14, 20, 15):
         before = lines(log)
-        running = start(*options, "--pace", 0.2)
+        running = start(more, *options)
         enough = before + more
         os.kill(until(lambda enough=enough: lines(log) >= enough, running), signal.SIGKILL)
         assert running.wait()[0].returncode == -signal.SIGKILL
@@ -116,7 +117,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
 ) -> None:
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
-    running = start(*options, "--pace", 0.3)
+    running = start(8, *options)
     os.kill(until(lambda: lines(log) >= 8, running), signal.SIGINT)
     (ended,) = running.wait()
     assert ended.returncode == 130
@@ -129,7 +130,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
 def test_two_runs_do_not_share_a_journal(space: Path, sweep: Path, tmp_path: Path) -> None:
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
-    running = start(*options, "--pace", 1.0)
+    running = start(1, *options)
     process = until(lambda: lines(log) >= 2, running)
     done = run(*options)
     os.kill(process, signal.SIGKILL)

@@ -387,7 +387,8 @@ worker.serve(
 def test_the_process_serves_batches_in_the_protocol_of_its_parent(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(ON_THE_CPU)
-    gpu = GpuProcess("", [sys.executable, "-P", str(script)])
+    patient = {"starting": 600.0, "preparing": 600.0, "trying": 600.0}
+    gpu = GpuProcess("", [sys.executable, "-P", str(script)], **patient)
     assert gpu.about == About("NVIDIA H200", 132)
     specs = tuple(spec_of(GEMM, stages=stages) for stages in (3, 4))
     for _ in range(2):

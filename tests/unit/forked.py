@@ -12,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,25 @@ def begin(*programs: Program) -> Running:
     server.stdin.write(json.dumps([_asked(program) for program in programs]) + "\n")
     server.stdin.flush()
     return Running(_answer())
+
+
+@contextmanager
+def sleeping() -> Iterator[int]:
+    """Inside, there is a child of this process, with all of its files, that does nothing."""
+    (began, beginning), (ended, ending) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ending)
+        os.write(beginning, b".")
+        os.read(ended, 1)  # returns once the parent has closed its end, or has ended
+        os._exit(0)
+    os.read(began, 1)  # by then all is done that is done at a fork
+    try:
+        yield child
+    finally:
+        for one in (began, beginning, ended, ending):
+            os.close(one)
+        os.waitpid(child, 0)
 
 
 def _answer() -> Any:  # noqa: ANN401 (of JSON)

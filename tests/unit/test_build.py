@@ -6,13 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 from click.testing import CliRunner, Result
 
@@ -42,7 +44,10 @@ def fragile(source, **others):
     if "strange" in source:
         os.kill(os.getpid(), signal.SIGRTMIN + 6)
     if "hang" in source:
-        time.sleep(600)
+        time.sleep(3600)
+    if "mute" in source:
+        os.closerange(1, 100)
+        time.sleep(3600)
     if "broken" in source:
         raise ToolchainError("NVRTC", rule="must be there", fix="install it")
     return compile(source, **others)
@@ -242,6 +247,49 @@ def test_a_compiler_that_hangs_is_stopped(store: Store, monkeypatch: pytest.Monk
     monkeypatch.setattr(workers, "LIMIT_SECONDS", 1.0)
     (result,) = build_all([Spec("hanging", body="{ /* hang */ }")], store)
     assert "the compiling process was stopped after 1 s" in str(result)
+
+
+class LastMoment:
+    """A timer that ends just as it is cancelled."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self.start, self.cancel, self.join = (lambda: None), act, (lambda: None)
+
+
+def test_a_compiler_that_is_stopped_in_the_last_moment_compiles_nothing_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next kernel was said to have killed it."""
+    compiler = workers.Worker(more=True)
+    source = 'extern "C" __global__ void one() {}'
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "Timer", LastMoment)
+            with pytest.raises(CompilationError, match="was stopped after 600 s"):
+                compiler.compile(source, name="one", arch="sm_90a")
+        assert compiler.compile(source, name="one", arch="sm_90a").name == "one"
+    finally:
+        compiler.stop()
+
+
+@pytest.mark.usefixtures("fragile")
+def test_a_compiler_that_closes_its_output_and_does_not_end_is_killed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "ENDING", 0.1)
+    (result,) = build_all([Spec("mute", body="{ /* mute */ }")], store)
+    assert "the compiling process ended with SIGKILL" in str(result)
+
+
+def test_a_compiler_ends_though_a_forked_child_has_its_pipe() -> None:
+    """Who stopped it waited for as long as a worker of a data loader lived."""
+    compiler = workers.Worker(more=True)
+    compiler.compile('extern "C" __global__ void one() {}', name="one", arch="sm_90a")
+    with forked.sleeping():
+        stopped = threading.Thread(target=compiler.stop)
+        stopped.start()
+        stopped.join(600)
+        assert not stopped.is_alive()
 
 
 @pytest.mark.usefixtures("fragile")

@@ -10,8 +10,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -123,7 +123,7 @@ def test_without_a_terminal_a_line_now_and_then_says_how_it_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter([0.0, 1.0, 6.0, 7.0, 12.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with progress.watched("compiling", 4) as watch:
         for done in range(1, 5):
             watch(done, f"kernel{done}")

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -48,13 +49,27 @@ def test_a_job_that_needs_more_than_the_time_left_gives_way_to_a_later_one(tmp_p
 
 
 def test_jobs_that_fail_hang_or_are_no_program_are_told_and_others_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    begun = tmp_path / "begun"
+
+    def monotonic() -> float:
+        """The time, which is over once the job has begun that hangs."""
+        if not begun.exists():
+            return time.monotonic()
+        begun.unlink()
+        return float("inf")
+
+    clock = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+    monkeypatch.setattr(gpu_jobs.run_gpu_tests, "time", clock)
+    hangs = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "open('{out}/begun', 'w').close(); time.sleep(3600)"
+    )
     jobs = [
         gpu_jobs.Job(name="absent", command="/absent/program", seconds=60),
         job("fails", "raise SystemExit('no such cells')"),
-        job("hangs", f"{hangs}; time.sleep(3600)", 0.2),
+        job("hangs", hangs),
         job("last", "print('done')"),
     ]
     assert run(jobs, tmp_path).failed

@@ -120,6 +120,7 @@ def test_slow():
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(run.on, "0")
         while not (tmp_path / "begun").exists():
+            assert not done.done(), "the list ended before its second test began"
             time.sleep(0.05)
         run.end = 0.0
         done.result()
@@ -138,10 +139,10 @@ def test_an_interrupt_begins_no_further_list(
     begun = threading.Barrier(2)
 
     def on(gpu: str) -> None:
-        begun.wait()
+        begun.wait(600)
         if gpu == "0":
             raise KeyboardInterrupt
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while run.end and time.monotonic() < until:  # the interrupt is heard of
             time.sleep(0.01)
         run_gpu_tests.Run.on(run, gpu)

@@ -59,7 +59,7 @@ def test_threads_share_no_room_on_the_per_thread_default_stream(
 
     def work() -> None:
         rooms.append({made._room(driver.PER_THREAD_STREAM).data_ptr() for _ in range(3)})
-        ends.wait(10)  # a thread that has ended needs its room no more
+        ends.wait(600)  # a thread that has ended needs its room no more
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

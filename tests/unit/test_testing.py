@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -45,7 +46,8 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(testing, "alone", sampler("alone"))
     monkeypatch.setattr(testing, "graph_sampler", sampler("graph"))
-    monkeypatch.setattr(testing.time, "perf_counter", lambda: 0.01 * next(clock))
+    ticking = SimpleNamespace(perf_counter=lambda: 0.01 * next(clock))
+    monkeypatch.setattr(testing, "time", ticking)
     return taken
 
 

@@ -46,10 +46,16 @@ def test_a_changed_byte_changes_the_content_hash_and_fails_verification(
 
 
 @pytest.fixture
-def settled(install: Callable[..., Component], monkeypatch: pytest.MonkeyPatch) -> Component:
+def settled(
+    install: Callable[..., Component], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Component:
     """Return a component whose files changed long ago, as far as the clock is asked."""
     part = install("site")
-    time.sleep(0.05)  # past the tick of the file system's clock
+    changed, probe = max(one.stat().st_ctime_ns for one in part.folder.rglob("*")), tmp_path / "now"
+    probe.touch()
+    while probe.stat().st_ctime_ns <= changed:  # until the file system's clock has ticked
+        time.sleep(0.001)
+        probe.touch()
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + 10**13)  # hours: tests may be slow
     return part

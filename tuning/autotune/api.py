@@ -6,7 +6,6 @@ import math
 from contextlib import ContextDecorator
 from typing import Self
 
-from warploom import hooks
 from warploom.errors import ConfigurationError
 from warploom.runtime.tensors import shown
 from warploom.tuning.autotune.engine import ENGINE
@@ -100,4 +99,4 @@ def by_environment() -> None:
     if milliseconds:
         autotune(MILLISECONDS if milliseconds == 1 else milliseconds).__enter__()
     else:
-        hooks.observer = None
+        ENGINE.stay_off()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -18,6 +18,7 @@ from warploom.errors import RecordsError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec, Operation
+from warploom.printable import first_line
 from warploom.runtime import dispatch
 from warploom.runtime import kernel as kernels
 from warploom.runtime.dispatch import Asked
@@ -85,6 +86,12 @@ class Course:
         for problem in self.problems():
             problem.interrupted |= problem.close()
 
+    def abandon(self) -> None:
+        """Keep no file of the process that this one was forked from."""
+        for problem in self.problems():
+            if problem.lock is not None:
+                problem.lock.abandon()
+
     # ---- The thread that decides -----------------------------------------------------------------
 
     def serve(self, queue: SimpleQueue[Act]) -> None:
@@ -105,7 +112,19 @@ class Course:
         try:
             act()
         except Exception:
-            logger.exception("autotune: a problem is left as it is")
+            logger.exception("autotune: a problem is not tuned")
+
+    @contextmanager
+    def _or_failed(self, problem: Problem) -> Iterator[None]:
+        """Inside, an error ends the problem: nobody waits for it, and other processes may tune it.
+
+        It would keep its lock, and its state, for as long as the process runs.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._fail(problem, first_line(error))
+            raise
 
     def meet(
         self, target: DeviceLimits, asked: Asked, kept: ref[Plan[Any, Any]], budget: float
@@ -147,28 +166,34 @@ class Course:
 
     def _begin(self, problem: Problem) -> None:
         """Take a record that there is, or have the candidates compiled if no other process does."""
-        operation, shape, target = problem.operation, problem.shape, problem.target
-        if self._recorded(problem):
-            return
+        with self._or_failed(problem):
+            if not self._recorded(problem) and self._locked(problem):
+                self._ask(problem)
+                self._prepare(problem)
+
+    def _locked(self, problem: Problem) -> bool:
+        """Whether this process has the right to tune a problem, which has no record."""
         try:
-            problem.lock = locks.take(target.gpu, operation, shape)
+            problem.lock = locks.take(problem.target.gpu, problem.operation, problem.shape)
         except OSError as error:
             self._fail(problem, self._keeping.unwritable(error))
-            return
+            return False
         if problem.lock is None:
             problem.state = "elsewhere"
-            return
-        if self._recorded(problem):
-            return
+            return False
+        return not self._recorded(problem)  # by a process that had the lock until now
+
+    def _ask(self, problem: Problem) -> None:
+        """Have the candidates of a problem compiled."""
+        operation, shape, target = problem.operation, problem.shape, problem.target
         requires = family(operation.family).table.required(operation, shape)
         chosen = dispatch.choose(operation, shape, device=target, requires=requires)
         problem.present = chosen.spec
         problem.default = dispatch.untuned(operation, shape, target, requires).spec
-        problem.state = "compiling"
         likely = likeliest(operation, shape, target, LIKELY)
         first = list(dict.fromkeys([problem.present, problem.default, *likely]))
         self._requests[self._helper.find(operation, shape, target, first)] = problem
-        self._prepare(problem)
+        problem.state = "compiling"
 
     def _prepare(self, problem: Problem) -> None:
         """Rehearse while candidates are compiled, so that no call has to wait for it."""
@@ -201,6 +226,11 @@ class Course:
             return
         del self._requests[reply["number"]]
         self._helper.done(reply["number"])
+        with self._or_failed(problem):
+            self._answered(problem, reply)
+
+    def _answered(self, problem: Problem, reply: Reply) -> None:
+        """Take what was built of a problem's kernels."""
         if problem.state == "recorded":
             fetched(reply.get("built", ()))
             self._renew(problem, ask=False)
@@ -218,27 +248,31 @@ class Course:
     def _take(self, problem: Problem, outcome: Measured | str, stall: float) -> None:
         """Record what was measured, and have plans run it."""
         try:
-            if isinstance(outcome, str):
-                self._fail(problem, outcome)
-                return
-            for spec, reason in outcome.failed.items():
-                level = logging.WARNING if reason.startswith("WRONG") else logging.INFO
-                logger.log(level, "autotune: %s at %s: %s", spec.name, problem, reason)
-            record = record_of(problem, outcome)
-            try:
-                self._keeping.keep(problem.target.gpu, record)
-            except RecordsError as error:
-                self._fail(problem, self._keeping.unwritable(error))
-                return
-            problem.told = tuned(problem, outcome, time.monotonic() - problem.began)
-            logger.info(
-                "autotuned %s: %s, %.1f ms of GPU time, the call took %.0f ms",
-                *(problem, outcome.winner.name, outcome.spent * 1e3, stall * 1e3),
-            )
-            self._release(problem)
-            self._renew(problem)
+            with self._or_failed(problem):
+                self._record(problem, outcome, stall)
         finally:
             self._activity.owe(-1)
+
+    def _record(self, problem: Problem, outcome: Measured | str, stall: float) -> None:
+        if isinstance(outcome, str):
+            self._fail(problem, outcome)
+            return
+        for spec, reason in outcome.failed.items():
+            level = logging.WARNING if reason.startswith("WRONG") else logging.INFO
+            logger.log(level, "autotune: %s at %s: %s", spec.name, problem, reason)
+        record = record_of(problem, outcome)
+        try:
+            self._keeping.keep(problem.target.gpu, record)
+        except RecordsError as error:
+            self._fail(problem, self._keeping.unwritable(error))
+            return
+        problem.told = tuned(problem, outcome, time.monotonic() - problem.began)
+        logger.info(
+            "autotuned %s: %s, %.1f ms of GPU time, the call took %.0f ms",
+            *(problem, outcome.winner.name, outcome.spent * 1e3, stall * 1e3),
+        )
+        self._release(problem)
+        self._renew(problem)
 
     def _renew(self, problem: Problem, *, ask: bool = True) -> None:
         """Let plans run what the record says, from a next call on; what is missing is built."""
@@ -274,6 +308,6 @@ class Course:
 
     @staticmethod
     def _release(problem: Problem) -> None:
-        if problem.lock is not None:
-            problem.lock.release()
-            problem.lock = None
+        lock, problem.lock = problem.lock, None  # first: a child may be forked at any time
+        if lock is not None:
+            lock.release()

@@ -30,13 +30,14 @@ class Engine:
 
     def __init__(self, course: Callable[[Activity], Course] = Course) -> None:
         self._activity, self._made_by = Activity(), course
-        self.fresh()
+        self._course = course(self._activity)
 
     def fresh(self) -> None:
-        """Know nothing, and have no thread: at the beginning, and in a forked child."""
+        """Know nothing, and have no thread: in a forked child."""
         if hooks.observer is self:
             hooks.observer = None
         self._activity.fresh()
+        self._course.abandon()
         self._course = self._made_by(self._activity)
 
     def enter(self, context: Meetings, jobs: int = 0) -> None:
@@ -59,10 +60,16 @@ class Engine:
         """Take back one `enter`; after the last, calls run as they would without."""
         with self._activity.lock:
             if self._activity.end(context):
-                hooks.observer = None
+                hooks.observer = hooks.Nobody()
                 self._course.interrupt()
                 for plan in alive():
                     shut(plan, meets=True)
+
+    def stay_off(self) -> None:
+        """Hear of no plans, unless another thread has begun to."""
+        with self._activity.lock:
+            if not self._activity.contexts:
+                hooks.observer = hooks.Nobody()
 
     @property
     def busy(self) -> bool:

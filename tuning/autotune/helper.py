@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from threading import Thread
+from threading import Lock, Thread
 from typing import IO, Any, cast
 
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.generator.workers import ending, search_path
+from warploom.generator.workers import END, ending, search_path
 
 COMMAND = (sys.executable, "-P", "-m", "warploom.tuning.autotune.preparing")
 MOST = 4  # kernels that are compiled at a time
@@ -45,6 +45,7 @@ class Helper:
         self._answer, self._command, self.jobs = answer, tuple(command), 0
         self._process: subprocess.Popen[str] | None = None
         self._open: set[int] = set()
+        self._lock = Lock()  # guards which process there is, and what it was asked
         self._numbers = itertools.count(1)
 
     def find(
@@ -64,25 +65,30 @@ class Helper:
 
     def done(self, number: int) -> None:
         """Take note that a request was answered; without another one, the process ends."""
-        self._open.discard(number)
-        if not self._open:
+        with self._lock:
+            self._open.discard(number)
+            idle = not self._open
+        if idle:
             self.close()
 
     def close(self) -> None:
         """Let the process end."""
-        process, self._process = self._process, None
-        self._open.clear()
+        with self._lock:
+            process, self._process = self._process, None
+            self._open.clear()
         if process is not None:
-            with suppress(OSError):
-                cast("IO[str]", process.stdin).close()
+            stdin = cast("IO[str]", process.stdin)
+            with suppress(OSError):  # it has ended by itself
+                stdin.write(END)
+                stdin.close()
 
     def _ask(self, **request: Any) -> int:
         number = next(self._numbers)
-        self._open.add(number)
-        if self._process is None:
-            self._process = self._start()
+        with self._lock:  # a process whose death was told of is asked nothing: nobody would answer
+            process = self._process = self._process or self._start()
+            self._open.add(number)
         with suppress(OSError):  # where it has died, its missing answer tells
-            stdin = cast("IO[str]", self._process.stdin)
+            stdin = cast("IO[str]", process.stdin)
             stdin.write(json.dumps({"number": number, **request}) + "\n")
             stdin.flush()
         return number
@@ -111,6 +117,10 @@ class Helper:
                     answered.add(reply["number"])
                 self._answer(reply)
         told = f"the process that compiles ended with {ending(process.wait())}"
-        if self._process is process:  # nobody closed it
-            for number in sorted(self._open - answered):
-                self._answer({"number": number, "failed": told})
+        with self._lock:
+            if self._process is not process:  # it was closed
+                return
+            self._process, missing = None, self._open - answered
+            self._open -= missing
+        for number in sorted(missing):
+            self._answer({"number": number, "failed": told})

@@ -25,6 +25,10 @@ class ProblemLock:
         """Let others have it."""
         with suppress(OSError):
             self._path.unlink()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave it to the process that this one was forked from, which would keep it for ever."""
         os.close(self._descriptor)
 
 

@@ -56,7 +56,7 @@ class Offers:
 
         def offer() -> None:
             if (found := kept()) is not None and self._may(problem, found):
-                self._swap(found, choice)
+                self._swap(found, choice, offer)
 
         return offer
 
@@ -67,26 +67,34 @@ class Offers:
             return False
         return self._may_measure(plan.device)
 
-    def _try(self, problem: Problem, plan: Plan[Any, Any]) -> None:
-        """Measure a problem, if no other call does and somebody still has tuning active."""
+    def _begun(self, problem: Problem) -> bool:
+        """Whether a call is to measure: no other does, and somebody still has tuning active."""
+        self._activity.owe(1)  # first: whoever reads that it is measured may wait for its record
         with self._activity.lock:
             contexts = self._activity.contexts  # another thread may have closed the last since
-            if problem.state != "ready" or problem.present is None or not contexts:
-                return
-            problem.budget = max(problem.budget, contexts[-1].budget)
-            problem.state = "measuring"
-        self._activity.owe(1)
-        problem.close()
+            if problem.state == "ready" and contexts:
+                problem.budget = max(problem.budget, contexts[-1].budget)
+                problem.state = "measuring"
+                return True
+        self._activity.owe(-1)
+        return False
+
+    def _try(self, problem: Problem, plan: Plan[Any, Any]) -> None:
+        """Measure a problem, if that is this call's to do."""
+        present = problem.present
+        if present is None or not self._begun(problem):
+            return
         began = time.monotonic()
-        outcome: Measured | str
+        outcome: Measured | str = "the call that measured it was interrupted"
         try:
+            problem.close()
             kept = (problem.default,) if problem.default in problem.candidates else ()
             with self._activity.measuring():
                 outcome = self._measure(
                     problem.operation,
                     problem.shape,
                     plan.device,
-                    problem.present,
+                    present,
                     kept,
                     problem.candidates,
                     problem.budget,
@@ -96,11 +104,16 @@ class Offers:
         except Exception as error:
             outcome = first_line(error)
             logger.warning("autotune: %s: %s", problem, outcome)
-        self._activity.tell(self._take, problem, outcome, time.monotonic() - began)
+        finally:  # Ctrl-C, too, ends with an outcome
+            self._activity.tell(self._take, problem, outcome, time.monotonic() - began)
 
     @staticmethod
-    def _swap(plan: Plan[Any, Any], choice: Choice) -> None:
-        """Give a plan the launches of another kernel, if they can be laid out."""
+    def _swap(plan: Plan[Any, Any], choice: Choice, offer: Callable[[], None]) -> None:
+        """Give a plan the launches of another kernel, if they can be laid out.
+
+        Not where its gate was taken away meanwhile: nobody has tuning active, or it is of a later
+        choice.
+        """
         draft = plan.draft
         try:
             launch = plan_launches(
@@ -110,4 +123,4 @@ class Offers:
             logger.warning("autotune: %s stays: %s", plan.choice.spec.name, error)
             shut(plan)
             return
-        swap(plan, choice, launch)
+        swap(plan, choice, launch, offer)

@@ -2,7 +2,7 @@
 
 It serves a JSON line for each problem, at the lowest priority: finds the candidates, has them built
 into the store by worker processes, and answers with those that can be measured. It loads neither
-torch nor the driver, and ends with its standard input.
+torch nor the driver, and ends with the last request.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import restore_operation, restore_shape
 from warploom.generator.restore import restore
 from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.workers import until_last
 from warploom.tuning.autotune.candidates import candidates
 
 PRIORITY = 19  # the least that a process can ask for
@@ -30,7 +31,7 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 def main(jobs: int) -> None:
-    """Answer requests until standard input ends; what else is printed goes to standard error."""
+    """Answer requests until the last; what else is printed goes to standard error."""
     with suppress(OSError):
         os.nice(PRIORITY)
     requests = os.fdopen(os.dup(0), encoding="utf-8")
@@ -44,7 +45,7 @@ def main(jobs: int) -> None:
             replies.flush()
 
     with Builder(jobs=jobs) as builder:
-        for line in requests:
+        for line in until_last(requests):
             serve(json.loads(line), builder, say)
 
 

@@ -37,7 +37,7 @@ class Gate(LaunchPlan):
 
     def __init__(self, real: LaunchPlan, offer: Callable[[], None], *, meets: bool) -> None:
         self.__dict__.update(real.__dict__)  # what else is read of them
-        self.real, self.meets, self._offer = real, meets, offer
+        self.real, self.meets, self.offer = real, meets, offer
 
     def run(
         self,
@@ -47,7 +47,7 @@ class Gate(LaunchPlan):
         *given: object,
     ) -> Launched:
         """Make the offer, then launch as the call was planned."""
-        self._offer()
+        self.offer()
         return self.real.run(addresses, scalars, check, *given)
 
 
@@ -183,7 +183,11 @@ def shut(plan: Plan[Any, Any], choice: Choice | None = None, *, meets: bool = Fa
         return gated
 
 
-def swap(plan: Plan[Any, Any], choice: Choice, launch: LaunchPlan) -> None:
-    """Have a plan run another kernel, without a gate."""
+def swap(
+    plan: Plan[Any, Any], choice: Choice, launch: LaunchPlan, offer: Callable[[], None]
+) -> None:
+    """Have a plan run another kernel in place of the gate that makes this offer, if it is there."""
     with _gates:
-        plan.relaunch(choice, launch)
+        gated = plan.launch
+        if isinstance(gated, Gate) and gated.offer is offer:
+            plan.relaunch(choice, launch)
