@@ -7,7 +7,6 @@ schedules. Noise may be added, the same for the same seed.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 
@@ -21,12 +20,10 @@ from warploom.tuning.journal import Entry, Result, measurements
 class Replay:
     """Plays the entries of one environment's journal back as a Gpu.
 
-    noise   standard deviation of a relative time; pace: seconds that a batch takes
+    noise   standard deviation of a relative time
     """
 
-    def __init__(
-        self, entries: Iterable[Entry], *, noise: float = 0.0, seed: int = 0, pace: float = 0.0
-    ) -> None:
+    def __init__(self, entries: Iterable[Entry], *, noise: float = 0.0, seed: int = 0) -> None:
         entries = list(entries)
         if not entries:
             raise RecordsError(
@@ -40,7 +37,7 @@ class Replay:
                 fix="give the journal of one run",
             )
         self.environments = {one.operation.family: one.environment for one in entries}
-        self._noise, self._random, self._pace = noise, random.Random(seed), pace  # noqa: S311
+        self._noise, self._random = noise, random.Random(seed)  # noqa: S311
         self._results: dict[tuple[Operation, Shape, Schedule], Result] = {
             (one.operation, one.shape, one.result.schedule): one.result for one in entries
         }
@@ -56,7 +53,6 @@ class Replay:
 
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
         """Return what the sweep has of every kernel; what it lacks does not launch."""
-        time.sleep(self._pace)
         found: dict[KernelSpec, Result] = {}
         anchor: float | None = None
         for spec in batch.specs:

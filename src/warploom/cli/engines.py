@@ -152,12 +152,12 @@ def tasks(opened: Cluster, jobs: int | None) -> int:
     return jobs or max(AHEAD, AHEAD * opened.total("CPU"))
 
 
-def replayed(path: Path, pace: float) -> Engines:
+def replayed(path: Path) -> Engines:
     """A sweep played back, and nothing that compiles."""
     from warploom.tuning import journal
     from warploom.tuning.replay import NoCompiler, Replay
 
-    gpu = Replay(journal.read(path), pace=pace)
+    gpu = Replay(journal.read(path))
     return Engines(lambda: {"sweep": gpu}, NoCompiler(), environments=gpu.environments)
 
 

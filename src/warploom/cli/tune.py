@@ -48,9 +48,6 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--records", type=_FILE, help="The file of records (default: the user's).")
 @click.option("--journal", type=_FILE, help="The journal (default: next to the tuning database).")
 @click.option("--replay", type=_FILE, help="A sweep's journal to measure on instead of a GPU.")
-@click.option(
-    "--pace", type=float, default=0.0, hidden=True, help="Seconds a replayed batch takes."
-)
 @reporting
 def command(
     output: Output,
@@ -70,7 +67,6 @@ def command(
     records: Path | None,
     journal: Path | None,
     replay: Path | None,
-    pace: float,
 ) -> None:
     """Find the best schedules at given shapes, and record them.
 
@@ -111,7 +107,7 @@ def command(
             fix="leave one of them out",
         )
     with ExitStack() as stack:
-        using = _engines(stack, output, address, gpus, kind, jobs, replay, pace)
+        using = _engines(stack, output, address, gpus, kind, jobs, replay)
         # These import torch, which takes seconds: what measures does so at the same time.
         from warploom.runtime.records import user_file
         from warploom.tuning.problems import problems
@@ -151,12 +147,11 @@ def _engines(
     kind: str | None,
     jobs: int | None,
     replay: Path | None,
-    pace: float,
 ) -> Engines:
     """What measures and what compiles: a cluster, processes of this host, or a sweep."""
     if address is not None:
         return engines.remote(stack, address, gpus, kind, jobs, output.warning)
-    return engines.replayed(replay, pace) if replay else engines.local(stack, gpus or 1, jobs)
+    return engines.replayed(replay) if replay else engines.local(stack, gpus or 1, jobs)
 
 
 @contextmanager
