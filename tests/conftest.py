@@ -36,7 +36,10 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
     from hypothesis import HealthCheck, settings
 
     slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
+    # The same examples in every run; `--hypothesis-profile explore` draws others, to find more.
+    common = settings(deadline=None, suppress_health_check=slow)
+    settings.register_profile("any machine", common, derandomize=True)
+    settings.register_profile("explore", common)
     settings.load_profile("any machine")
 
 # What takes longest of all, in this order, the rest by how many tests there are: so that processes

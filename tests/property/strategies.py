@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import MOST_STEPS, STEPS, EpilogueStep, legal
+from warploom.generator.epilogue import MOST_STEPS, STEPS, EpilogueStep, gate_of, legal
 from warploom.generator.families import family
 from warploom.generator.families._product import Batches
 from warploom.generator.families._product import tiles as tile_count
@@ -193,7 +193,7 @@ def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
     extents = st.one_of(st.integers(1, 300), st.sampled_from((4096, 8191, 50_003)))
     m, n, k = draw(extents), draw(extents), draw(extents)
     d_unit = 16 // element(operation.d).bytes if schedule.store == "tma" else 1
-    if any(step.step == "gate" for step in operation.epilogue):  # of both eights of columns
+    if gate_of(operation.epilogue) is not None:  # of both eights of columns
         d_unit = max(d_unit, 8) * 2
     n += -n % d_unit
 
