@@ -258,7 +258,7 @@ def _is_fused(
     limit: float,
     recipe: Recipe | None,
 ) -> bool:
-    """Whether the first product's kernel has the gate.
+    """Whether the first GEMM's kernel has the gate.
 
     A gradient needs what comes before the gate: of weights that are frozen it is computed again.
     """

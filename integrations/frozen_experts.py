@@ -167,8 +167,8 @@ def frozen_grouped_linear(
         metadata, parts = None, (weight, scale)
     graded = rows.requires_grad or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and graded:
-        found: torch.Tensor = _Frozen.apply(rows, bias, offsets, metadata, gate, *parts)  # type: ignore[no-untyped-call]
-        return found
+        result: torch.Tensor = _Frozen.apply(rows, bias, offsets, metadata, gate, *parts)  # type: ignore[no-untyped-call]
+        return result
     return _weights(metadata, parts).multiply(rows, offsets, bias, gate, rows.dtype)
 
 
@@ -300,10 +300,10 @@ def _dequantized(
         kind = ""
         if metadata is not None:
             kind = f"{metadata.format} {metadata.group} {metadata.scale} {metadata.n} {metadata.k}"
-        found: torch.Tensor = torch.ops.warploom.dequantized_experts(
+        weights: torch.Tensor = torch.ops.warploom.dequantized_experts(
             *parts, kind, first, end, dtype
         )
-        return found
+        return weights
     if metadata is None:
         return _of_scaled(parts, first, end, dtype)
     return _of_packed(parts, metadata, first, end, dtype)
@@ -396,14 +396,14 @@ _PLAIN = SlabLayout("int4", 32, "bf16", "16-bit")  # of as many bytes, which has
 
 def _moves(name: str) -> tuple[tuple[int, int], ...]:
     """How far bits of a word are moved, to where int4 has them, and which bits of it these are."""
-    found: dict[int, int] = {}
+    masks: dict[int, int] = {}
     order, plain = (FORMATS[one].orders["16-bit"] for one in (name, _PLAIN.format))
     bits = FORMATS[name].bits
     for place in product(range(REGISTERS), range(WORD_BITS // bits // REGISTERS), range(bits)):
         to = plain.place(*place)
         distance = to - order.place(*place)
-        found[distance] = found.get(distance, 0) | 1 << to
-    return tuple((by, mask - (mask >> 31 << 32)) for by, mask in found.items())  # as int32 has it
+        masks[distance] = masks.get(distance, 0) | 1 << to
+    return tuple((by, mask - (mask >> 31 << 32)) for by, mask in masks.items())  # as int32 has it
 
 
 _MOVES = {name: _moves(name) for name in _E2M1}

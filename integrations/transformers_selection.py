@@ -70,10 +70,10 @@ def masked(
         )
         return made
     indices = keywords["indices"].long()
-    kept = torch.zeros((*indices.shape[:2], keys + 1), dtype=torch.bool, device=indices.device)
-    kept = kept.scatter(-1, torch.where(indices < 0, keys, indices), True)[:, None, :, :keys]
+    chosen = torch.zeros((*indices.shape[:2], keys + 1), dtype=torch.bool, device=indices.device)
+    chosen = chosen.scatter(-1, torch.where(indices < 0, keys, indices), True)[:, None, :, :keys]
     if mask is None:
-        return kept.tril() if causal and rows > 1 else kept
+        return chosen.tril() if causal and rows > 1 else chosen
     if mask.dtype == torch.bool:
-        return mask & kept
-    return mask.masked_fill(~kept, torch.finfo(mask.dtype).min)
+        return mask & chosen
+    return mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)

@@ -230,12 +230,12 @@ def separately(kind: str) -> bool:
     except subprocess.TimeoutExpired:
         click.echo(f"WRONG {kind}: {SECONDS} s do not suffice")
         return False
-    told = [
+    lines = [
         line for line in done.stdout.splitlines() if line.startswith(("WRONG", "left", "right"))
     ]
-    if not told:  # it ended by an error
-        told = [f"WRONG {kind}: {done.stderr[-2000:]}"]
-    click.echo("\n".join(told))
+    if not lines:  # it ended by an error
+        lines = [f"WRONG {kind}: {done.stderr[-2000:]}"]
+    click.echo("\n".join(lines))
     return done.returncode == 0
 
 
