@@ -91,12 +91,14 @@ def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called wit
     for left in WITHOUT:
         try:
             config = config_of(**{name: size for name, size in known.items() if name not in left})
-            torch.manual_seed(0)
-            model: Any = AutoModelForCausalLM.from_config(config)
-            count = sum(one.numel() for one in model.parameters())
+            with torch.device("meta"):  # one of full size would take all memory
+                sketch: Any = AutoModelForCausalLM.from_config(config)
+            count = sum(one.numel() for one in sketch.parameters())
             if count > LARGEST:
                 reason = f"it has {count} parameters"
                 continue
+            torch.manual_seed(0)
+            model: Any = AutoModelForCausalLM.from_config(config)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(2 if parameter.dim() > 1 else 1)  # attention then decides more
