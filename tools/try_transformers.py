@@ -87,7 +87,11 @@ def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called wit
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_of, reason = CONFIG_MAPPING[kind], ""
-    known = {name: size for name, size in SIZES.items() if hasattr(config_of(), name)}
+    try:
+        own = config_of()
+    except Exception as error:
+        raise LeftError(f"no configuration without arguments: {type(error).__name__}") from error
+    known = {name: size for name, size in SIZES.items() if _has(own, name)}
     for left in WITHOUT:
         try:
             config = config_of(**{name: size for name, size in known.items() if name not in left})
@@ -109,6 +113,15 @@ def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called wit
         else:
             return model
     raise LeftError(reason)
+
+
+def _has(config: object, name: str) -> bool:
+    """Whether a configuration has one value by this name; some have one for each layer."""
+    try:
+        getattr(config, name)
+    except Exception:
+        return False
+    return True
 
 
 def learned(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # noqa: ANN401
