@@ -22,6 +22,7 @@ from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 import python_texts
 import timing
 import warploom
+from learning import advance, summary
 from llama import device_name
 
 LEARNING_RATE = 1e-3
@@ -84,27 +85,10 @@ def main(
     click.echo(json.dumps(found, indent=2) if as_json else told(found))
 
 
-def advance(
-    model: Any,  # noqa: ANN401 (of transformers)
-    optimizer: torch.optim.Optimizer,
-    text: torch.Tensor,
-) -> torch.Tensor:
-    """Do one step on rows of bytes, and return its loss; the host does not wait for the GPU."""
-    loss: torch.Tensor = model(input_ids=text, labels=text, use_cache=False).loss
-    torch.autograd.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
-
-
 def told(found: dict[str, Any]) -> str:
     """The result for a person."""
     lines = [f"{found['patch']}", f"on {found['device']}:"]
-    for name, losses in found["losses"].items():
-        milliseconds = found["seconds"][name] * 1e3
-        spread = f"{losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
-        lines.append(f"{name:9} loss {spread}, {milliseconds:.2f} ms a step")
-    return "\n".join(lines)
+    return "\n".join([*lines, *summary(found["losses"], found["seconds"])])
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ from torch.distributed.fsdp import fully_shard
 
 import timing
 import warploom
+from learning import advance, summary
 from llama import device_name, random_llama
 from warploom.float8 import Float8LinearConfig, convert_to_float8_training
 
 LEARNING_RATE = 1e-4
-ROUNDS = 5  # of steps that are timed, after those whose losses are told
+ROUNDS = 5  # of steps that are timed, after those whose losses are printed
 FP8 = {
     "fp8": Float8LinearConfig(),
     "fp8 gathered": Float8LinearConfig(enable_fsdp_float8_all_gather=True),
@@ -68,22 +69,9 @@ def sharded(model: Any, config: Float8LinearConfig | None) -> Any:  # noqa: ANN4
     return fully_shard(model)
 
 
-def advance(
-    model: Any,  # noqa: ANN401 (of transformers)
-    optimizer: torch.optim.Optimizer,
-    text: torch.Tensor,
-) -> torch.Tensor:
-    """Do one step on a text, and return its loss; the host does not wait for the GPU."""
-    loss: torch.Tensor = model(input_ids=text, labels=text, use_cache=False).loss
-    torch.autograd.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
-
-
 @click.command()
 @click.option("--tiny", is_flag=True, help="2 layers of width 64, for a CPU.")
-@click.option("--steps", type=click.IntRange(1), help="Whose losses are told: 20, tiny 5.")
+@click.option("--steps", type=click.IntRange(1), help="Steps whose losses are printed: 20, tiny 5.")
 @click.option("--tokens", type=click.IntRange(2), help="Of each process's text: 4096, tiny 32.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(*, tiny: bool, steps: int | None, tokens: int | None, as_json: bool) -> None:
@@ -116,14 +104,9 @@ def main(*, tiny: bool, steps: int | None, tokens: int | None, as_json: bool) ->
 
 def report(result: dict[str, Any]) -> str:
     """The result for a person."""
-    lines = [
-        f"{result['processes']} processes with {result['tokens']} tokens each, {result['device']}:"
-    ]
-    for name, losses in result["losses"].items():
-        milliseconds = result["seconds"][name] * 1e3
-        spread = f"{losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
-        lines.append(f"{name:13} loss {spread}, {milliseconds:.2f} ms a step")
-    return "\n".join(lines)
+    device = result["device"]
+    first = f"{result['processes']} processes with {result['tokens']} tokens each, {device}:"
+    return "\n".join([first, *summary(result["losses"], result["seconds"])])
 
 
 if __name__ == "__main__":

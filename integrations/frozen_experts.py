@@ -292,7 +292,7 @@ _Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 def _dequantized(
     parts: _Parts, metadata: Metadata | None, first: int, end: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Weights of experts `first` to `end`, [experts, N, K]; of packed ones N is a multiple of 64.
+    """Weights of experts `first` to `end`, [experts, N, K]; N of PackedExperts is a multiple of 64.
 
     Compilers see one operator: large layers have some thousand of torch's.
     """
@@ -312,7 +312,7 @@ def _dequantized(
 def _of_packed(
     parts: _Parts, metadata: Metadata, first: int, end: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Those of packed weights: rows of all experts are those of one, and each begins a row block.
+    """Those of PackedExperts: rows of all experts are those of one, and each begins a row block.
 
     What pads the last block of an expert is computed as well.
     """

@@ -34,7 +34,7 @@ class Nobody:
         """Do nothing."""
 
     def told(self, choice: Any) -> str:  # noqa: ANN401
-        """Return that there is nothing to say."""
+        """Return no text."""
         return ""
 
 
@@ -43,9 +43,9 @@ class _ByEnvironment(Nobody):
 
     def planned(self, plan: Any) -> None:  # noqa: ANN401
         import_module("warploom.tuning.autotune.api").by_environment()
-        found = observer
-        if found is not None and found is not self:
-            found.planned(plan)
+        current = observer
+        if current is not None and current is not self:
+            current.planned(plan)
 
 
 observer: Observer | None = _ByEnvironment() if os.environ.get("WARPLOOM_AUTOTUNE") else None

@@ -100,7 +100,7 @@ def test_fewer_keys_than_rows_matter_to_the_comparison() -> None:
 
 
 def test_the_last_rows_alone_see_every_earlier_key() -> None:
-    """Gemma 4 drops rows that no logits are asked of, and those of a mask that there is."""
+    """Gemma 4 drops rows whose logits nobody asks for, and their rows of a mask, if it has one."""
     sizes = {"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16, "sliding_window": 8,
              "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
              "vocab_size_per_layer_input": 64, "num_hidden_layers": 4,
