@@ -25,7 +25,7 @@ class Role(Replay):
     """A GPU that takes the first role in a folder that nobody has taken, or is a good one."""
 
     def __init__(self, entries: Sequence[Entry], roles: Path | None = None) -> None:
-        super().__init__(entries, pace=PACE)
+        super().__init__(entries)
         self._roles, self._takes = roles, _taken(roles) if roles else 1.0
 
     def condition(self) -> Condition:
@@ -38,6 +38,7 @@ class Role(Replay):
 
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
         self._wait()
+        time.sleep(PACE)
         found = super().measure(batch)
         return {
             spec: replace(one, seconds=one.seconds * self._takes) if one.seconds else one

@@ -128,11 +128,13 @@ def test_a_run_whose_actors_are_killed_picks_what_one_process_does(
     monkeypatch.setattr(RayGpu, "measure", dangerous)
     (roles := tmp_path / "roles").mkdir()
     make = partial(Role, sweep_entries, roles)
-    joining = Joining(opened, make=make, resource="fake_gpu")
+    failed: list[str] = []
+    joining = Joining(opened, make=make, resource="fake_gpu", say=failed.append)
     first: dict[str, Any] = {}
     until = time.monotonic() + 600
     while len(first) < 4 and time.monotonic() < until:
         first |= joining()
+        assert not failed
         time.sleep(0.1)
     try:
         found = run(
