@@ -10,7 +10,6 @@ were finished. `make gpu-test` calls it.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -75,12 +74,8 @@ def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
 
 def records(folder: Path, root: Path = ROOT) -> dict[str, Any]:
     """Return the record of each place in `folder`, or the repository's where that has none."""
-    found = {}
-    for place in gpu_records.places(root):
-        written = (base / place / "record.json" for base in (folder, root / "tests"))
-        if path := next((one for one in written if one.is_file()), None):
-            found[place] = json.loads(path.read_text())
-    return found
+    found = {place: gpu_records.latest(place, folder, root) for place in gpu_records.places(root)}
+    return {place: record for place, record in found.items() if record}
 
 
 def missing(files: Sequence[str], folder: Path, root: Path = ROOT) -> list[str]:
@@ -279,7 +274,10 @@ def main(
 
     The exit status is 1 where a test failed or was not run.
     """
-    end = time.monotonic() + seconds
+    end, record = (
+        time.monotonic() + seconds,
+        record.resolve(),
+    )  # as pytest has it, of another folder
     files = files_of(paths)
     if only_missing:
         files = missing(files, record)
