@@ -46,6 +46,7 @@ except OSError as error:
     print(f"{sys.argv[1]}: {error.strerror}", flush=True)
     os._exit(127)
 """
+HANGS = 300  # seconds after which a test hangs: the longest, of mutants, take one or two minutes
 GRACE = 45  # seconds in which an interrupted pytest writes what passed
 GONE = 10  # seconds in which what is killed is gone, unless a driver holds it
 MARK = "WARPLOOM_SUPERVISED"  # of the environment of a command, and of all that it begins
@@ -287,7 +288,15 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="run_", dir=folder))  # several runs share a checkout
     arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup", "-p"]
-    arguments += ["no:cacheprovider", "--store", str(folder / "store"), "--record", str(record)]
+    arguments += [
+        "no:cacheprovider",
+        "-o",
+        f"faulthandler_timeout={HANGS}",
+        "--store",
+        str(folder / "store"),
+        "--record",
+        str(record),
+    ]
     run = Run(lists(files, records(record)), arguments, logs, end)
     with interrupted_by_sigterm():
         run.on_all(gpus)
