@@ -287,16 +287,9 @@ def main(
     folder = ROOT / "build" / "gpu_tests"
     folder.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="run_", dir=folder))  # several runs share a checkout
-    arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup", "-p"]
-    arguments += [
-        "no:cacheprovider",
-        "-o",
-        f"faulthandler_timeout={HANGS}",
-        "--store",
-        str(folder / "store"),
-        "--record",
-        str(record),
-    ]
+    arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup"]
+    arguments += ["-p", "no:cacheprovider", "-o", f"faulthandler_timeout={HANGS}"]
+    arguments += ["--store", str(folder / "store"), "--record", str(record)]
     run = Run(lists(files, records(record)), arguments, logs, end)
     with interrupted_by_sigterm():
         run.on_all(gpus)
