@@ -163,6 +163,29 @@ def test_one_gradient_alone_is_the_same(name: str, alone: str) -> None:
     assert torch.equal(results, expected[alone])
 
 
+@pytest.mark.parametrize("name", ["int4", "e4m3"])
+def test_weights_that_no_gradient_needs_are_not_given_back(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of biases alone, only the gradient of gate_up's goes through a weight, which is down."""
+    args, _ = sample(E, H, I, biases=True, **WEIGHTS[name])
+    given = list[int]()
+    own = module._dequantized
+
+    def noting(*read: Any) -> torch.Tensor:
+        weights: torch.Tensor = own(*read)
+        given.append(weights.shape[-1])
+        return weights
+
+    monkeypatch.setattr(module, "_dequantized", noting)
+    for trained, inputs in ((("gate_up_bias", "down_bias"), [I]), (("down_bias",), [])):
+        for key in ("hidden", "weights", "gate_up_bias", "down_bias"):
+            args[key].requires_grad_(key in trained)
+        given.clear()
+        step(args)
+        assert given == inputs
+
+
 # ---- Memory --------------------------------------------------------------------------------------
 
 
@@ -236,6 +259,25 @@ def test_the_weights_of_few_experts_are_in_memory_at_once(
     monkeypatch.setattr(module, "LARGEST", 2 * 2 * I * H)
     step(sample(E, H, I, **MXFP4)[0])
     assert len(alive) == 3 + 2  # of gate_up, then of down, which is stored by 64 rows
+
+
+def test_what_comes_before_the_gate_is_in_memory_for_some_rows_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alive: list[Any] = []
+    own = module._Packed.multiply
+
+    def noting(self: Any, *read: Any) -> torch.Tensor:  # noqa: ANN401
+        assert not any(one() is not None for one in alive), "the rows before are not freed"
+        made = own(self, *read)
+        if made.dtype == torch.float32:  # it is computed again
+            alive.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(module._Packed, "multiply", noting)
+    monkeypatch.setattr(module, "RANGE", 40 * 2 * I)
+    step(sample(E, H, I, **MXFP4)[0])
+    assert len(alive) == 3  # of 111 rows
 
 
 def test_sizes_of_large_models_are_a_few_ranges() -> None:
