@@ -181,8 +181,12 @@ def _reason_for_no_gpu() -> str | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep every test, and every process it starts, away from the user's store and settings."""
+    """Keep every test, and every process it starts, away from the user's store and settings.
+
+    Nothing that tests write has to be there after a power failure.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
         patch.delenv("WARPLOOM_COMPILE", raising=False)
