@@ -106,7 +106,7 @@ class DequantizeCall(Arguments[Details, tuple[torch.Tensor]]):
     def _require_parts(self) -> None:
         """Raise ProblemError for tensors that are not those of such a weight, and a bad `out`."""
         experts = self.data.shape[:-3]
-        given = {name: one for name, one in self.read()}
+        given = dict(self.read())
         for name, (shape, dtype) in self.metadata.tensors().items():
             one = given.pop(name, None)
             told = None if one is None else (tuple(one.shape), one.dtype)

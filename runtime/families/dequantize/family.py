@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from warploom.generator.families.dequantize import DequantizeOperation, DequantizeShape
-from warploom.quantization import Metadata, PackedExperts, PackedWeight
+from warploom.quantization import Metadata, PackedExperts, PackedWeight, quantize
 from warploom.runtime.baselines import Baseline, eager_and_compiled
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.dequantize.api import dequantize
@@ -80,7 +80,7 @@ def experts(
         weight = normal((shape.n, shape.k), random, device)
         zeros = None if operation.weight.has_zeros else True
         how = (operation.format, group, zeros, scale, operation.activations)
-        made.put(expert, PackedWeight.quantize(weight, *how))  # type: ignore[arg-type]
+        made.put(expert, quantize(weight, *how))
     for tensor in made.tensors().values():
         for expert in range(count, shape.experts):
             tensor[expert] = tensor[expert % count]

@@ -1,4 +1,4 @@
-"""Quantized weights of random bytes: every code, scales of all sizes and signs, padding of no sense."""
+"""Quantized weights of random bytes: every code, scales of all sizes and signs, any padding."""
 
 from __future__ import annotations
 

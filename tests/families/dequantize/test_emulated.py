@@ -1,5 +1,5 @@
-"""The emitted kernels run on the CPU with made-up CUDA: every bit of W is that of quantization's own
-dequantization, and nothing beside it is written.
+"""The emitted kernels run on the CPU with made-up CUDA: every bit of W is that of torch's operators,
+and nothing beside it is written.
 """
 
 from __future__ import annotations
@@ -136,14 +136,26 @@ def test_columns_of_any_number_end_where_they_should(k: int) -> None:
 
 
 MUTANTS: dict[str, tuple[str, Edit]] = {
-    "row r + 8 has the scale of row r": ("int4", ("i % 2 ? group.high() : group.low()", "group.low()")),
-    "a group has the scales of the next": ("int4", ("step * Slab::kGroups / Slab::kSteps", "0")),
+    "row r + 8 has the scale of row r": (
+        "int4",
+        ("i % 2 ? group.high() : group.low()", "group.low()"),
+    ),
+    "a group has the scales of the first": (
+        "int4",
+        ("step * Slab::kGroups / Slab::kSteps", "0"),
+    ),
     "rows past the last are written": ("int4", ("p.n - row, p.k", "p.n - row + 1, p.k")),
-    "the last column is left out": ("uint4", ("min(columns - column, 8)", "min(columns - column, 7)")),
+    "the last column is left out": (
+        "uint4",
+        ("min(columns - column, 8)", "min(columns - column, 7)"),
+    ),
     "zero points are not taken away": ("uint4", ("Decode(group.zeros)", "Decode(0u)")),
-    "experts have the rows of the first": ("mxfp4", ("block / p.row_blocks * p.expert_pitch", "0")),
+    "experts begin where the first does": (
+        "mxfp4",
+        ("block / p.row_blocks * p.expert_pitch", "0"),
+    ),
     "a row has the second-level scale of another": ("nvfp4", ("? row_high", "? row_low")),
-}  # fmt: skip
+}
 
 
 @needs_compiler
