@@ -25,6 +25,7 @@ PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
 AWAITED: dict[str, set[str]] = {
     "families/attention_backward/gpu": {"test_mutants.py"},
+    "families/dequantize/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
     "families/gemm/gpu": {
         "test_grouped_stream_k.py",
         "test_large.py",
@@ -52,6 +53,8 @@ AWAITED: dict[str, set[str]] = {
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
+    "families/dequantize/gpu": "it is new",
+    "families/mixed_gemm/gpu": "gradients take the weight that a kernel dequantizes",
     "families/sparse_gemm/gpu": "its text has parts of other GEMMs; same machine code",
     "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients; "
     "kernels of sparse_gemm, which it runs too, have another text",

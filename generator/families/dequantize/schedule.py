@@ -54,9 +54,10 @@ class DequantizeOperation:
 
     def moved(self, experts: int, n: int, k: int) -> int:
         """Bytes that are read and written: slabs, each with its padding, and W."""
-        blocks = -(-n // ROWS)
-        factors = ROWS * (self.group == 0 or self.weight.scaled_twice) * 4
-        read = blocks * (-(-k // DEPTH) * self.slab.bytes + factors)
+        blocks, of_row = -(-n // ROWS), 4 * self.weight.scaled_twice
+        if self.group == 0:
+            of_row = self.slab.scale_type.bytes + self.weight.has_zeros
+        read = blocks * (-(-k // DEPTH) * self.slab.bytes + ROWS * of_row)
         return experts * (read + 2 * n * k)
 
 
