@@ -155,7 +155,7 @@ def stale(root: Path) -> set[str | None]:
     [
         ("runtime/families/attention_merge/call.py", {"attention_merge", "integrations"}),
         ("runtime/families/_attention/mask.py", {*ATTENTION, "integrations"}),
-        ("quantization/slabs.py", {"mixed_gemm", "sparse_gemm", "integrations"}),
+        ("quantization/slabs.py", {"dequantize", "mixed_gemm", "sparse_gemm", "integrations"}),
         ("runtime/kernel.py", {*SUBJECTS}),
         ("runtime/explanation.py", {None, "gemm", "integrations"}),
         ("integrations/__init__.py", {"integrations"}),

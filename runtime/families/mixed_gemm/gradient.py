@@ -1,8 +1,8 @@
 """A product with a packed weight as autograd sees it: it is differentiable once, but not in W.
 
-The gradient of A is a product with the weight, which a kernel dequantizes to 16 bits, by torch. Gradients of what
-the epilogue reads are torch's own of the reference's steps, on sums that are computed again where
-they are not only added to.
+The gradient of A is a product, by torch, with the weight that a kernel dequantizes to 16 bits.
+Gradients of what the epilogue reads are torch's own of the reference's steps, on sums that are
+computed again where they are not only added to.
 """
 
 from __future__ import annotations

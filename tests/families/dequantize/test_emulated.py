@@ -1,5 +1,5 @@
-"""The emitted kernels run on the CPU with made-up CUDA: every bit of W is that of torch's operators,
-and nothing beside it is written.
+"""The emitted kernels run on the CPU with made-up CUDA: every bit of W is that of torch's, and
+nothing beside it is written.
 """
 
 from __future__ import annotations
