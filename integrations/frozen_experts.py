@@ -13,7 +13,6 @@ it: all of them are given back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -34,16 +33,14 @@ from warploom.runtime.families._product.steps.gate import (
 from warploom.runtime.families._product.steps.gate_gradient import joined
 from warploom.runtime.families.cast.api import cast
 from warploom.runtime.families.dequantize.api import dequantize
-from warploom.runtime.families.gemm.block_scales import blocks_of, dequantised
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
-from warploom.runtime.operator import register
 
 LARGEST = 1 << 29
 """Weights that are in 16 bits at a time, of several experts: 1 GiB. One expert may have more."""
 
 RANGE = 1 << 25
-"""Weights, or gradients, that torch computes at a time, in 14 to 18 bytes for each: 0.6 GB."""
+"""Gradients of the gate that torch computes at a time, in 14 to 18 bytes for each: 0.6 GB."""
 
 
 class Gate(NamedTuple):
@@ -133,11 +130,7 @@ class _Scaled(NamedTuple):
 
     def dequantized(self, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K]."""
-        # Compilers see one operator: large layers have some thousand of torch's.
-        compiling = torch.compiler.is_compiling()
-        run = torch.ops.warploom.dequantized_experts if compiling else _of_scaled
-        weights: torch.Tensor = run(self.values.mT, self.scale, first, end, dtype)
-        return weights
+        return dequantize(self.values.mT, dtype, scale=self.scale, first=first, end=end)
 
 
 def frozen_grouped_linear(
@@ -285,38 +278,3 @@ def _some_at_a_time(experts: int, size: int) -> Iterator[tuple[int, int]]:
     parts = -(-experts // max(1, LARGEST // size))
     for part in range(parts):
         yield experts * part // parts, experts * (part + 1) // parts
-
-
-# ---- Block-scaled weights in 16 bits -------------------------------------------------------------
-
-
-def _of_scaled(
-    values: torch.Tensor, scale: torch.Tensor, first: int, end: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Those of experts `first` to `end` of e4m3 weights [E, N, K] with block scales."""
-    _, n, k = values.shape
-    made = values.new_empty((end - first, n, k), dtype=dtype)
-    experts = max(1, RANGE // (n * k))
-    rows = n if experts > 1 else max(1, RANGE // (SCALE_BLOCK * k)) * SCALE_BLOCK
-    for expert, row in product(range(first, end, experts), range(0, n, rows)):
-        some, lines = slice(expert, min(expert + experts, end)), slice(row, row + rows)
-        blocks = slice(row // SCALE_BLOCK, blocks_of(row + rows))
-        part = dequantised(values[some, lines], scale[some, blocks], torch.float32)
-        made[some.start - first : some.stop - first, lines] = part
-    return made
-
-
-def _without_data(
-    values: torch.Tensor, scale: object, first: int, end: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """The operator's result, without contents."""
-    return values.new_empty((end - first, *values.shape[1:]), dtype=dtype)
-
-
-register(
-    "dequantized_experts",
-    "Tensor values, Tensor scale, int first, int end, ScalarType dtype",
-    returns="Tensor",
-    run=_of_scaled,
-    fake=_without_data,
-)

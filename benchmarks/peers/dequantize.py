@@ -14,8 +14,9 @@ from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.generator.families.dequantize import DequantizeOperation, DequantizeShape
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families.dequantize.call import DequantizeCall, Details
+from warploom.runtime.families.dequantize.call import Details
 from warploom.runtime.families.dequantize.family import FAMILY as RUNTIME
+from warploom.runtime.families.dequantize.family import AnyCall
 from warploom.runtime.plan import run
 
 OPERATIONS = {
@@ -24,6 +25,7 @@ OPERATIONS = {
     "mxfp4": DequantizeOperation("bf16", "mxfp4", 32, "e8m0"),
     "nvfp4": DequantizeOperation("bf16", "nvfp4", 16, "e4m3"),
     "e4m3": DequantizeOperation("bf16", "e4m3", 0, "fp32"),
+    "e4m3 128x128": DequantizeOperation("bf16", "e4m3", 128, "fp32", layout="rows"),
 }
 
 
@@ -31,7 +33,7 @@ def cases(_asked: Asked) -> Iterator[Case]:
     """Each format of each listed weight whose K its groups divide."""
     for name, operation in OPERATIONS.items():
         for experts, n, k in cells()["dequantize"]["weights"]:
-            if k % (operation.group or 1):
+            if operation.layout == "slabs" and k % (operation.group or 1):
                 continue
             floor = Floor.of(0.0, operation.moved(experts, n, k))
             about = {"experts": experts, "n": n, "k": k, "type": "bf16", "operation": name}
@@ -50,19 +52,19 @@ def contenders(
     return [*found, Contender("copy", [partial(_copy, *one) for one in copies])]
 
 
-def torchs(given: Sequence[DequantizeCall]) -> Contender:
+def torchs(given: Sequence[AnyCall]) -> Contender:
     """The operators of `PackedExperts.dequantize`."""
     calls = [partial(_torch, one) for one in given]
     return Contender("torch", calls, lambda: _wrong(given[0], calls[0]), peer=True)
 
 
-def _torch(one: DequantizeCall) -> None:
+def _torch(one: AnyCall) -> None:
     if one.out is None:
         raise ValueError("a case without a place for its result")
     one.compute(Details(), (one.out,))
 
 
-def _wrong(one: DequantizeCall, call: Callable[[], Any]) -> float:
+def _wrong(one: AnyCall, call: Callable[[], Any]) -> float:
     """0 where a call leaves the bits of the reference."""
     right = RUNTIME.expected(one)
     call()
@@ -88,11 +90,11 @@ class Dequantizations(Family):
 
     def at(self, problem: Problem) -> int:
         """Experts."""
-        return int(problem["experts"])
+        return int(problem.get("experts", 1))
 
     def size(self, problem: Problem) -> tuple[int, ...]:
-        """By all weights."""
-        return (problem["experts"] * problem["n"] * problem["k"],)
+        """By the weight, then experts."""
+        return problem["n"] * problem["k"], self.at(problem)
 
     def flops(self, problem: Problem) -> float | None:
         """None: memory limits them."""

@@ -36,6 +36,12 @@ class Dequantize(
         Weights for 16-bit activations are decoded to bf16, in which codes are exact.
         """
         operation: DequantizeOperation = spec.operation
+        shared = {
+            "slab_columns": spec.schedule.tile[1],
+            "packed": "bf16x2" if operation.w == "bf16" else "f16x2",
+        }
+        if operation.layout == "rows":
+            return shared
         row, order = operation.weight, operation.slab.order
         decoded = row.decoded_as or _ALIKE.get(row.name, row.name)
         number = "bf16" if operation.activations == "16-bit" else operation.activations
@@ -43,15 +49,14 @@ class Dequantize(
         floats = operation.slab.scale_type.bytes == 4 or not operation.group
         scale = "floats" if floats else operation.scale
         return {
+            **shared,
             "slab": operation.slab,
-            "slab_columns": spec.schedule.tile[1],
             "decode": f"mixed_gemm/decode/{decoded}_{number}.cuh",
             "number": f"dequantize/number_{number}.cuh",
             "words": words,
             "floats": floats,
             "scales": f"{'dequantize' if scale == 'e4m3' else 'mixed_gemm'}/scales_{scale}.cuh",
             "read": f"dequantize/read_{'group' if operation.group else 'channels'}.cuh",
-            "packed": "bf16x2" if operation.w == "bf16" else "f16x2",
         }
 
 

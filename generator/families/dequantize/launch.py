@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from warploom.generator import launches as data
 from warploom.generator.elements import element
 from warploom.generator.families.dequantize.schedule import (
@@ -21,9 +23,11 @@ def parameters(spec: DequantizeSpec) -> ParameterBlock[AtLaunch]:
     """The parameter block: slabs, what rows have beside them, W, and the sizes."""
     operation = spec.operation
     by_channel, twice = operation.group == 0, operation.weight.scaled_twice
-    fields: list[Field[AtLaunch]] = [
-        pointer("data", "const uint8_t", "[experts][row_blocks][slabs_of_k]: slabs")
-    ]
+    fields: list[Field[AtLaunch]] = []
+    if operation.layout == "rows":
+        fields += _rows(operation)
+    else:
+        fields.append(pointer("data", "const uint8_t", "[experts][row_blocks][slabs_of_k]: slabs"))
     if by_channel or twice:
         cpp = "float" if twice else element(operation.scale).cpp
         fields.append(pointer("channel_scales", f"const {cpp}", "[experts][row_blocks * 64]"))
@@ -31,8 +35,8 @@ def parameters(spec: DequantizeSpec) -> ParameterBlock[AtLaunch]:
         fields.append(pointer("channel_zeros", "const uint8_t", "[experts][row_blocks * 64]"))
     fields += [
         pointer("w", "uint16_t", "[experts][n][k]: the result"),
-        int64("pitch", "elements between rows of w", lambda at: at.problem.pitch),
-        int64("expert_pitch", "elements between experts", lambda at: at.problem.expert_pitch),
+        int64("row_stride", "elements between rows of w", lambda at: at.problem.row_stride),
+        int64("expert_stride", "elements between experts", lambda at: at.problem.expert_stride),
         int32("n", "rows of an expert", lambda at: at.problem.n),
         int32("k", "columns", lambda at: at.problem.k),
         int32("row_blocks", "slabs along n of an expert", lambda at: at.problem.row_blocks),
@@ -40,6 +44,26 @@ def parameters(spec: DequantizeSpec) -> ParameterBlock[AtLaunch]:
         int32("chunks", "CTAs along k", chunks),
     ]
     return block(fields)
+
+
+def _rows(operation: DequantizeOperation) -> list[Field[AtLaunch]]:
+    """Codes in rows, and the scales of their blocks."""
+    scale = "uint8_t" if operation.scale == "e8m0" else "float"
+    fields: list[Field[AtLaunch]] = [
+        pointer("data", "const uint8_t", "[experts][n][k]: e4m3"),
+        pointer("scales", f"const {scale}", "[experts][n / 128][k / 128], rounded up"),
+        int64(
+            "data_row_stride", "bytes between rows of data", lambda at: at.problem.data_strides[1]
+        ),
+        int64("data_expert_stride", "between experts", lambda at: at.problem.data_strides[0]),
+    ]
+    for place, name in enumerate(("expert", "row", "column")):
+        fields.append(int64(f"scale_{name}_stride", "elements of scales", _scale_stride(place)))
+    return fields
+
+
+def _scale_stride(place: int) -> Callable[[AtLaunch], int]:
+    return lambda at: at.problem.scale_strides[place]
 
 
 def chunks(at: AtLaunch) -> int:

@@ -7,7 +7,13 @@ from typing import Literal
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
-from warploom.generator.formats import FORMATS, Activations, WeightFormat, weight_format
+from warploom.generator.formats import (
+    FORMATS,
+    SCALE_TYPES,
+    Activations,
+    WeightFormat,
+    weight_format,
+)
 from warploom.generator.knob import frozen, knob
 from warploom.generator.shapes import Shape, Work
 from warploom.generator.slabs import DEPTH, ROWS, THREADS, SlabLayout
@@ -18,10 +24,9 @@ Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4", "mxfp8", "nvfp4", "in
 
 @frozen
 class DequantizeOperation:
-    """What is computed: W [E, N, K], scale * (code - zero point) of quantized weights.
-
-    The product is rounded to fp32, that with a second-level scale again, and the result to the
-    element type of W: the bits are those of `PackedWeight.dequantize`.
+    """What is computed: W [E, N, K], scale * (code - zero point) of quantized weights, rounded to
+    fp32, multiplied by a second-level scale and rounded again where there is one, and then rounded
+    to the element type of W. The bits are those of `PackedWeight.dequantize`.
     """
 
     w: Literal["bf16", "fp16"] = knob(name="{}_{}", doc="element type of W")
@@ -37,8 +42,14 @@ class DequantizeOperation:
     activations: Activations = knob(
         default="16-bit",
         name="for_{}",
-        doc="activations that the weight was packed to be multiplied by, which decide the order "
-        "of its codes: 16-bit, e4m3 or int8",
+        doc="activations that the weight was quantized for, which decide the order of its codes: "
+        "16-bit, e4m3 or int8",
+    )
+    layout: Literal["slabs", "rows"] = knob(
+        default="slabs",
+        name="{}",
+        doc="how codes are stored: slabs, those of PackedWeight; rows, of e4m3 [E, N, K] with a "
+        "scale of fp32 or e8m0 for each 128x128",
     )
     family: Literal["dequantize"] = knob(default="dequantize", doc="the kernel family")
 
@@ -49,11 +60,14 @@ class DequantizeOperation:
 
     @property
     def slab(self) -> SlabLayout:
-        """How the codes are stored; SpecificationError where the format is not packed so."""
+        """How the codes are stored; SpecificationError where no codes are."""
         return SlabLayout(self.format, self.group or None, self.scale, self.activations)
 
     def moved(self, experts: int, n: int, k: int) -> int:
-        """Bytes that are read and written: slabs, each with its padding, and W."""
+        """Bytes that are read and written: slabs, each with its padding, or rows; and W."""
+        if self.layout == "rows":
+            scales = -(-n // DEPTH) * -(-k // DEPTH) * SCALE_TYPES[self.scale].bytes
+            return experts * (scales + 3 * n * k)
         blocks, of_row = -(-n // ROWS), 4 * self.weight.scaled_twice
         if self.group == 0:
             of_row = self.slab.scale_type.bytes + self.weight.has_zeros
@@ -102,13 +116,19 @@ class DequantizeShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class DequantizeProblem:
-    """The extents of one call, and the elements between rows of W and between its experts."""
+    """The sizes of one call, and the elements between rows of W and between its experts.
+
+    data_strides    likewise those of codes in rows
+    scale_strides   elements between experts, rows and columns of their scales
+    """
 
     experts: int
     n: int
     k: int
-    pitch: int
-    expert_pitch: int
+    row_stride: int
+    expert_stride: int
+    data_strides: tuple[int, int] = (0, 0)
+    scale_strides: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def row_blocks(self) -> int:
@@ -132,10 +152,19 @@ def work(operation: DequantizeOperation, shape: DequantizeShape) -> Work:
 def operation_reasons(operation: DequantizeOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
     row = operation.weight
-    packed = [one.name for one in FORMATS.values() if operation.activations in one.orders]
+    if operation.layout == "rows":
+        return rules.broken(
+            [
+                rules.one_of("format of layout rows", row.name, ("e4m3",)),
+                rules.one_of("group of layout rows", operation.group, (DEPTH,)),
+                rules.one_of("scale of layout rows", operation.scale, ("fp32", "e8m0")),
+                rules.one_of("activations of layout rows", operation.activations, ("16-bit",)),
+            ]
+        )
+    formats = [one.name for one in FORMATS.values() if operation.activations in one.orders]
     return rules.broken(
         [
-            rules.one_of(f"format for activations {operation.activations}", row.name, packed),
+            rules.one_of(f"format for activations {operation.activations}", row.name, formats),
             rules.one_of(
                 f"group of {row.name}", operation.group, tuple(one or 0 for one in row.groups)
             ),

@@ -8,16 +8,18 @@ from warploom.arguments import shown
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedExperts, PackedWeight
-from warploom.runtime.families.dequantize.call import DequantizeCall, packing
+from warploom.runtime.families.dequantize.call import DequantizeCall, DequantizeRowsCall, packing
 from warploom.runtime.function import Function
 
 _dequantize = Function("dequantize", DequantizeCall, into=True)
+_dequantize_rows = Function("dequantize_rows", DequantizeRowsCall, into=True)
 
 
 def dequantize(
-    weight: PackedWeight | PackedExperts,
+    weight: PackedWeight | PackedExperts | torch.Tensor,
     dtype: torch.dtype = torch.bfloat16,
     *,
+    scale: torch.Tensor | None = None,
     first: int = 0,
     end: int | None = None,
     out: torch.Tensor | None = None,
@@ -30,8 +32,10 @@ def dequantize(
 
     Args:
         weight: A PackedWeight [N, K], or PackedExperts [E, N, K]; of any format, packed for any
-            activations.
+            activations. Or float8_e4m3fn [N, K] or [E, N, K] with `scale`, contiguous along K.
         dtype: torch.bfloat16 or torch.float16.
+        scale: Of an e4m3 weight, fp32 or float8_e8m0fnu [.., N / 128, K / 128], rounded up: one for
+            each 128x128.
         first: Of experts, the first that is dequantized.
         end: Of experts, the one past the last; None: all from `first` on.
         out: The tensor that the result is written to: contiguous along K, with rows and experts
@@ -52,24 +56,34 @@ def dequantize(
         >>> w.shape, torch.equal(w, weight.dequantize())
         (torch.Size([64, 128]), True)
     """
-    if not isinstance(weight, PackedWeight | PackedExperts):
-        raise ProblemError(
-            f"weight {shown(weight)} of type {type(weight).__name__}",
-            rule="must be a PackedWeight or PackedExperts",
-            fix="make one with warploom.quantize or warploom.PackedExperts.quantize",
-        )
-    data, scales, zeros = weight.slabs, weight.channel_scales, weight.channel_zeros
+    parts: tuple[torch.Tensor | None, ...]
+    if isinstance(weight, PackedWeight | PackedExperts):
+        parts = weight.slabs, weight.channel_scales, weight.channel_zeros
+        experts = len(weight) if isinstance(weight, PackedExperts) else 0
+    elif isinstance(weight, torch.Tensor):
+        parts, experts = (weight, scale), weight.shape[0] if weight.dim() == 3 else 0
+    else:
+        raise _no_weight(f"weight {shown(weight)} of type {type(weight).__name__}")
+    if (scale is None) == isinstance(weight, torch.Tensor):
+        raise _no_weight(f"weight of type {type(weight).__name__} with scale {shown(scale)}")
     if first != 0 or end is not None:
-        count = len(weight) if isinstance(weight, PackedExperts) else 0
-        last = count if end is None else end
-        if type(first) is not int or type(last) is not int or not 0 <= first <= last <= count:
+        last = experts if end is None else end
+        if type(first) is not int or type(last) is not int or not 0 <= first <= last <= experts:
             raise ProblemError(
-                f"experts {shown(first)} to {shown(end)} of {count}",
-                rule="must be a range of the experts of a PackedExperts",
+                f"experts {shown(first)} to {shown(end)} of {experts}",
+                rule="must be a range of the weight's experts",
                 fix="leave first and end out for all of a weight",
             )
-        data = data[first:last]
-        scales = None if scales is None else scales[first:last]
-        zeros = None if zeros is None else zeros[first:last]
-    values = data, packing(weight.metadata), scales, zeros, dtype, spec, out
-    return _dequantize(*values)[0]
+        parts = tuple(None if one is None else one[first:last] for one in parts)
+    if isinstance(weight, torch.Tensor):
+        return _dequantize_rows(*parts, dtype, spec, out)[0]
+    data, scales, zeros = parts
+    return _dequantize(data, packing(weight.metadata), scales, zeros, dtype, spec, out)[0]
+
+
+def _no_weight(value: str) -> ProblemError:
+    return ProblemError(
+        value,
+        rule="must be a PackedWeight or PackedExperts, or a tensor of e4m3 with scale",
+        fix="make one with warploom.quantize or warploom.PackedExperts.quantize",
+    )

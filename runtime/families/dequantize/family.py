@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,12 +12,22 @@ from warploom.quantization import Metadata, PackedExperts, PackedWeight, quantiz
 from warploom.runtime.baselines import Baseline, eager_and_compiled
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.dequantize.api import dequantize
-from warploom.runtime.families.dequantize.call import DequantizeCall, Details, packing
+from warploom.runtime.families.dequantize.call import (
+    SCALES,
+    DequantizeCall,
+    DequantizeRowsCall,
+    Details,
+    packing,
+)
+from warploom.runtime.families.gemm.block_scales import blocks_of
 from warploom.runtime.sampled import CallTrial, Results, SampledFamily, bits_share
 from warploom.runtime.tensors import normal
 from warploom.runtime.trial import wrong
 
 _FEW = 4  # weights of experts that differ: their numbers do not decide a time
+
+
+AnyCall = DequantizeCall | DequantizeRowsCall
 
 
 class DequantizeRuntime(SampledFamily[DequantizeOperation, DequantizeShape]):
@@ -26,11 +37,19 @@ class DequantizeRuntime(SampledFamily[DequantizeOperation, DequantizeShape]):
     operands = 1
     called = DequantizeCall
 
-    def call(self, weight: PackedWeight | PackedExperts, dtype: torch.dtype = torch.bfloat16,
-             **keywords: object) -> DequantizeCall:  # fmt: skip
+    def call(
+        self,
+        weight: PackedWeight | PackedExperts | torch.Tensor,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        scale: torch.Tensor | None = None,
+        **keywords: Any,
+    ) -> AnyCall:
         """The call that `dequantize` makes of a whole weight."""
+        if isinstance(weight, torch.Tensor):
+            return DequantizeRowsCall(weight, scale, dtype, **keywords)  # type: ignore[arg-type]
         parts = weight.slabs, packing(weight.metadata), weight.channel_scales, weight.channel_zeros
-        return DequantizeCall(*parts, dtype, **keywords)  # type: ignore[arg-type]
+        return DequantizeCall(*parts, dtype, **keywords)
 
     def draw(
         self,
@@ -38,13 +57,20 @@ class DequantizeRuntime(SampledFamily[DequantizeOperation, DequantizeShape]):
         shape: DequantizeShape,
         device: str,
         random: torch.Generator | None,
-    ) -> DequantizeCall:
+    ) -> AnyCall:
         """A call with quantized normal weights, whose result has its place; on `meta`, undrawn."""
-        weight = experts(operation, shape, device, random)
-        out = torch.empty(weight.shape, dtype=TORCH[operation.w], device=device)
-        return replace(self.call(weight, out.dtype), out=wrong(out))
+        dtype = TORCH[operation.w]
+        out = torch.empty((shape.experts, shape.n, shape.k), dtype=dtype, device=device)
+        if operation.layout == "rows":
+            data = normal(tuple(out.shape), random, device).to(torch.float8_e4m3fn)
+            blocks = shape.experts, blocks_of(shape.n), blocks_of(shape.k)
+            scale = normal(blocks, random, device)
+            kinds = {name: kind for kind, name in SCALES.items()}
+            scale = scale.exp2().to(kinds[operation.scale])
+            return DequantizeRowsCall(data, scale, dtype, out=wrong(out))
+        return self.call(experts(operation, shape, device, random), dtype, out=wrong(out))
 
-    def expected(self, call: DequantizeCall) -> Results:
+    def expected(self, call: AnyCall) -> Results:
         """What the result is, by plain torch operations on the same device."""
         blank = replace(call, out=None, spec=None)
         made = blank.results(Details())
@@ -56,7 +82,7 @@ class DequantizeRuntime(SampledFamily[DequantizeOperation, DequantizeShape]):
         return bits_share(results, expected)
 
     def baselines(self, operation: DequantizeOperation, trial: CallTrial) -> list[Baseline]:
-        """`PackedExperts.dequantize`, by torch's operators, eager and compiled."""
+        """The same by torch's operators, eager and compiled."""
         return eager_and_compiled(_by_torch, [(one,) for one in trial.sets])
 
 
@@ -87,7 +113,7 @@ def experts(
     return made
 
 
-def _by_torch(one: DequantizeCall) -> torch.Tensor:
+def _by_torch(one: AnyCall) -> torch.Tensor:
     made = one.results(Details())
     one.compute(Details(), made)
     return made[0]

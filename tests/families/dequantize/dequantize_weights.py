@@ -51,6 +51,23 @@ def experts(
     return made
 
 
+def rows_spec(w: str = "bf16", scale: str = "fp32", slabs: int = 2, ctas: int = 6) -> KernelSpec:
+    """A kernel of e4m3 rows, with scales of a type."""
+    operation = DequantizeOperation(w, "e4m3", 128, scale, layout="rows")  # type: ignore[arg-type]
+    return KernelSpec("sm_90a", operation, DequantizeSchedule(slabs, ctas))  # type: ignore[arg-type]
+
+
+def rows(
+    kernel: KernelSpec, count: int, n: int, k: int, apart: int = 0, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random bytes in rows and scales of their blocks, both with elements between."""
+    random, scale = torch.Generator().manual_seed(seed + n + k), kernel.operation.scale  # type: ignore[attr-defined]
+    data = _bytes((count, n, k + apart), random)[..., :k].view(torch.float8_e4m3fn)
+    blocks = count, -(-n // 128), -(-k // 128) + apart
+    found = _scales(scale, blocks, random)[..., : -(-k // 128)]
+    return data, found.view(torch.float8_e8m0fnu) if scale == "e8m0" else found
+
+
 def _bytes(shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
     return torch.randint(256, tuple(shape), generator=random, dtype=torch.uint8)
 

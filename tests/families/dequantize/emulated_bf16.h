@@ -22,6 +22,7 @@ static uint16_t to_fp16(double value) { return nearest(value, 10, -14, 0x7c00); 
 static float of_bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 static float of_fp16(uint16_t bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 31) return mantissa ? NAN : bits & 0x8000 ? -INFINITY : INFINITY;
   const float size = std::ldexp(float(exponent ? mantissa + 1024 : mantissa), max(exponent, 1) - 25);
   return bits & 0x8000 ? -size : size;
 }
@@ -33,11 +34,21 @@ struct bfloat16_t {
 struct half_t {
   uint16_t bits;
   operator float() const { return of_fp16(bits); }
+  static half_t bitcast(uint16_t bits) { return {bits}; }
 };
 }  // namespace cutlass
 
 static uint32_t rounded_bf16(float low, float high) { return to_bf16(low) | uint32_t(to_bf16(high)) << 16; }
 static uint32_t rounded_fp16(float low, float high) { return to_fp16(low) | uint32_t(to_fp16(high)) << 16; }
+static uint32_t fp16_of_e4m3(uint32_t bytes, int half) {
+  uint32_t found = 0;
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t byte = bytes >> (16 * half + 8 * i) & 0xff;
+    const uint32_t bits = to_fp16(std::ldexp(__uint_as_float((byte & 0x80) << 24 | (byte & 0x7f) << 20), 120));
+    found |= ((byte & 0x7f) == 0x7f ? 0x7fff : bits) << 16 * i;
+  }
+  return found;
+}
 static uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t found = 0;
   for (int i = 0; i < 32; i += 16) {

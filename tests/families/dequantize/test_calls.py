@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dequantize_weights import EVERY, experts, spec
+from dequantize_weights import EVERY, experts, rows, rows_spec, spec
 
 import warploom
 from warploom.errors import ProblemError
@@ -14,6 +14,8 @@ from warploom.generator.families.dequantize import DequantizeShape
 from warploom.quantization import PackedExperts
 from warploom.runtime.families.dequantize.call import DequantizeCall
 from warploom.runtime.families.dequantize.family import FAMILY
+from warploom.runtime.families.gemm.block_scales import dequantised
+from warploom.runtime.sampled import differ
 
 BF16, FP16 = torch.bfloat16, torch.float16
 KINDS = [kind for kind in EVERY if kind[1] in (16, 32, None)]
@@ -47,11 +49,11 @@ def test_a_result_may_have_any_strides(packed: PackedExperts) -> None:
 def test_what_is_not_taken_is_told(packed: PackedExperts) -> None:
     out = torch.empty(3, 70, 160, dtype=BF16)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"weight": torch.ones(2, 2)}, "must be a PackedWeight or PackedExperts"),
+        ({"weight": torch.ones(2, 2)}, "must be a PackedWeight or PackedExperts, or a tensor"),
         ({"dtype": torch.float32}, "dtype torch.float32.*torch.bfloat16"),
         ({"first": -1}, "experts -1 to None of 3"),
         ({"first": 2, "end": 4}, "experts 2 to 4 of 3"),
-        ({"weight": packed[0], "first": 1}, "must be a range of the experts"),
+        ({"weight": packed[0], "first": 1}, "must be a range of the weight's experts"),
         ({"out": out[1:]}, r"out \[2, 70, 160\]"),
         ({"out": out.half()}, "must be .* of torch.bfloat16"),
         ({"out": torch.empty(3, 160, 70, dtype=BF16).mT}, "contiguous along K"),
@@ -106,12 +108,50 @@ def test_torch_finds_no_fault_with_the_operator(packed: PackedExperts) -> None:
 
 
 def test_random_weights_are_quantized_as_the_operation_says() -> None:
-    for kind in KINDS:
-        operation: Any = spec(kind).operation
+    for kernel in (*map(spec, KINDS), rows_spec(), rows_spec(scale="e8m0")):
+        operation: Any = kernel.operation
         call = FAMILY.draw(
             operation, DequantizeShape(5, 40, 64), "cpu", torch.Generator().manual_seed(0)
         )
-        assert call.packing[:4] == kind
+        if operation.layout == "slabs":
+            kind = operation.format, operation.group or None, operation.scale
+            assert call.packing[:4] == (*kind, operation.activations)
         assert FAMILY.share([call.out], FAMILY.expected(call)) > 1
         call.compute(None, (call.out,))  # type: ignore[arg-type]
         assert FAMILY.share([call.out], FAMILY.expected(call)) == 0
+
+
+def test_rows_of_e4m3_have_scales_of_blocks() -> None:
+    for scale_type in ("fp32", "e8m0"):
+        data, scale = rows(rows_spec(scale=scale_type), 3, 130, 200)
+        expected = dequantised(data, scale, torch.float32)
+        for dtype in (BF16, FP16):
+            found = warploom.dequantize(data, dtype, scale=scale, first=1)
+            assert differ(found, expected[1:].to(dtype)).sum() == 0
+            found = warploom.dequantize(data[2], dtype, scale=scale[2])
+            assert differ(found, expected[2].to(dtype)).sum() == 0
+
+
+def test_rows_are_copied_only_where_k_is_not_contiguous() -> None:
+    data, scale = rows(rows_spec(), 3, 130, 200, apart=3)
+    for one, copies in ((data, ()), (data.mT.contiguous().mT, ("data",))):
+        plan = warploom.explain(warploom.dequantize, one, scale=scale, gpu="h200")
+        assert plan.copies == copies
+        assert plan.kernel.startswith("dequantize_sm90a_bf16_e4m3_g128_fp32_rows_")
+
+
+def test_rows_that_are_not_taken_are_told() -> None:
+    data, scale = rows(rows_spec(), 3, 130, 200)
+    packed = experts(KINDS[0], 1, 64, 128)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((data,), {}, "or a tensor of e4m3 with scale"),
+        ((packed,), {"scale": scale}, "or a tensor of e4m3 with scale"),
+        ((data.float(),), {"scale": scale}, "must be a quantized weight, or a tensor"),
+        ((data[0, 0],), {"scale": scale}, "must be a quantized weight, or a tensor"),
+        ((data,), {"scale": scale[:, :1]}, r"scale \[3, 1, 2\].*must be \[3, 2, 2\]"),
+        ((data,), {"scale": scale.half()}, "of torch.float16"),
+        ((data[0],), {"scale": scale[0], "first": 1}, "must be a range"),
+    ]
+    for given, keywords, said in wrong:
+        with pytest.raises(ProblemError, match=said):
+            warploom.dequantize(*given, **keywords)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from dequantize_weights import EVERY, experts, spec
+from dequantize_weights import EVERY, experts, rows, rows_spec, spec
 from host import library, needs_compiler
 
 from warploom.generator.families import family
@@ -22,6 +24,8 @@ from warploom.generator.launches import NO_GPU, Address
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedExperts
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm.block_scales import dequantised
 
 FAMILY = family("dequantize")
 HERE = Path(__file__)
@@ -29,7 +33,9 @@ _CUDA = "constexpr int kType = 0;\n" + "".join(
     path.read_text()
     for path in (HERE.parents[1] / "cast" / "emulated.h", HERE.with_name("emulated_bf16.h"))
 )
-_MADE_UP = "wait_for_previous_grid|fma_bf16|multiply_bf16|permute|both|masked_with|rounded"
+_MADE_UP = (
+    "wait_for_previous_grid|fp16_of_e4m3|fma_bf16|multiply_bf16|permute|both|masked_with|rounded"
+)
 _LAUNCH = """
 extern "C" void launch{number}(const void* block, int grid) {{
   Parameters p;
@@ -42,6 +48,7 @@ extern "C" void launch{number}(const void* block, int grid) {{
   }}
 }}
 """
+STRIDES = [(8, 24, 8), (8, 3, 0), (1, 0, 0), (0, 0, 3)]
 BEHIND = 4096  # elements past W that nothing may write, of which mutants write some
 Edit = tuple[str, str]
 KERNELS = [
@@ -75,25 +82,32 @@ def _built(kernels: tuple[KernelSpec, ...], wrong: Edit | None = None) -> tuple[
     return folder, ctypes.CDLL(str(library(text, Path(folder.name) / "kernels.so", headers)))
 
 
-def verify(
-    kernels: list[KernelSpec],
+@dataclass(frozen=True)
+class Strides:
+    """Elements between rows of W, and between its experts, that are no one's; where W begins."""
+
+    of_rows: int = 0
+    of_experts: int = 0
+    shift: int = 0
+
+
+def run(
+    kernels: Sequence[KernelSpec],
     kernel: KernelSpec,
-    given: PackedExperts,
-    pad: tuple[int, int] = (0, 0),
-    shift: int = 0,
+    places: Mapping[str, int],
+    wanted: torch.Tensor,
+    strides: Strides,
     wrong: Edit | None = None,
+    **problem: Any,
 ) -> None:
-    """Run a kernel on a poisoned room, with elements between rows and experts that are no one's."""
-    (count, n, k), operation = given.shape, kernel.operation
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[operation.w]  # type: ignore[attr-defined]
-    pitch = k + pad[0]
-    expert_pitch = n * pitch + pad[1]
-    room = torch.full((count * expert_pitch + shift + BEHIND,), -1, dtype=torch.int16)
-    room[-BEHIND:] = -2
-    problem = DequantizeProblem(count, n, k, pitch, expert_pitch)
-    (launch,) = FAMILY.launches(kernel, problem, NO_GPU)
-    places = {name: one.data_ptr() for name, one in given.tensors().items()}
-    places["w"] = room[shift:].data_ptr()
+    """Run a kernel into memory where every bit is 1: each of W is right, the others are left."""
+    count, n, k = wanted.shape
+    row_stride = k + strides.of_rows
+    expert_stride = n * row_stride + strides.of_experts
+    memory = torch.full((count * expert_stride + strides.shift + BEHIND,), -1, dtype=torch.int16)
+    sizes = DequantizeProblem(count, n, k, row_stride, expert_stride, **problem)
+    (launch,) = FAMILY.launches(kernel, sizes, NO_GPU)
+    places = {**places, "w": memory[strides.shift :].data_ptr()}
     values = {
         name: places[value.tensor] if isinstance(value, Address) else value
         for name, value in launch.parameters.items()
@@ -101,14 +115,27 @@ def verify(
     block = ctypes.create_string_buffer(FAMILY.parameters(kernel).pack(values))
     _, built = _built(tuple(kernels), wrong)
     getattr(built, f"launch{kernels.index(kernel)}")(block, launch.grid)
-    right = torch.full_like(room, -1)
-    right[-BEHIND:] = -2
-    view = right[shift:].as_strided((count, n, k), (expert_pitch, pitch, 1), shift)
-    view.copy_(given.dequantize(dtype).view(torch.int16))
-    apart = room != right
-    floats = room.view(dtype).isnan() & right.view(dtype).isnan() & (right != -1)
-    apart &= ~floats
+    right = torch.full_like(memory, -1)
+    view = right.as_strided((count, n, k), (expert_stride, row_stride, 1), strides.shift)
+    view.copy_(wanted.view(torch.int16))
+    inside = torch.zeros_like(right)
+    inside.as_strided(view.shape, view.stride(), strides.shift).fill_(1)
+    nan = memory.view(wanted.dtype).isnan() & right.view(wanted.dtype).isnan()
+    apart = (memory != right) & ~(nan & inside.bool())
     assert not apart.any(), apart.nonzero()[:8].tolist()
+
+
+def verify(
+    kernels: Sequence[KernelSpec],
+    kernel: KernelSpec,
+    packed: PackedExperts,
+    strides: Strides = Strides(),
+    wrong: Edit | None = None,
+) -> None:
+    """Run a kernel on experts in slabs."""
+    places = {name: one.data_ptr() for name, one in packed.tensors().items()}
+    wanted = packed.dequantize(TORCH[kernel.operation.w])  # type: ignore[attr-defined]
+    run(kernels, kernel, places, wanted, strides, wrong)
 
 
 @needs_compiler
@@ -124,8 +151,8 @@ def test_every_bit_is_right_in_every_order_of_codes(number: int) -> None:
 def test_results_may_have_any_strides_and_addresses(number: int) -> None:
     k = EVERY[number][1] or 200
     given = experts(EVERY[number], 2, 17, k)
-    for pad, shift in (((8, 24), 8), ((8, 3), 0), ((1, 0), 0), ((0, 0), 3)):
-        verify(KERNELS, KERNELS[number], given, pad, shift)
+    for strides in STRIDES:
+        verify(KERNELS, KERNELS[number], given, Strides(*strides))
 
 
 @needs_compiler
@@ -133,6 +160,30 @@ def test_results_may_have_any_strides_and_addresses(number: int) -> None:
 def test_columns_of_any_number_end_where_they_should(k: int) -> None:
     number = next(i for i, kind in enumerate(EVERY) if kind[:2] == ("int4", None))
     verify(KERNELS, KERNELS[number], experts(EVERY[number], 1, 65, k))
+
+
+ROWS = [rows_spec("bf16", "fp32"), rows_spec("fp16", "e8m0", slabs=1), rows_spec("fp16", "fp32")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", [(2, 70, 300), (3, 129, 64), (1, 1, 1), (2, 65, 520)], ids=str)
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_rows_of_e4m3_are_right_of_any_strides(number: int, sizes: tuple[int, int, int]) -> None:
+    """Every code, NaN as well, and scales of all sizes; codes and scales have strides, too."""
+    kernel = ROWS[number]
+    for each, strides in enumerate(STRIDES):
+        apart = (0, 8, 3, 16)[each]
+        data, scale = rows(kernel, *sizes, apart=apart)
+        wanted = dequantised(data, scale, torch.float32).to(TORCH[kernel.operation.w])  # type: ignore[attr-defined]
+        run(
+            ROWS,
+            kernel,
+            {"data": data.data_ptr(), "scales": scale.data_ptr()},
+            wanted,
+            Strides(*strides),
+            data_strides=data.stride()[:2],
+            scale_strides=scale.stride(),
+        )
 
 
 MUTANTS: dict[str, tuple[str, Edit]] = {
@@ -152,7 +203,7 @@ MUTANTS: dict[str, tuple[str, Edit]] = {
     "zero points are not taken away": ("uint4", ("Decode(group.zeros)", "Decode(0u)")),
     "experts begin where the first does": (
         "mxfp4",
-        ("block / p.row_blocks * p.expert_pitch", "0"),
+        ("block / p.row_blocks * p.expert_stride", "0"),
     ),
     "a row has the second-level scale of another": ("nvfp4", ("? row_high", "? row_low")),
 }

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dequantize_weights import EVERY, experts, spec
+from dequantize_weights import EVERY, experts, rows, rows_spec, spec
 from rooms import Guarded
 
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedExperts
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.dequantize.call import DequantizeCall
-from warploom.runtime.families.dequantize.family import FAMILY
+from warploom.runtime.families.dequantize.family import FAMILY, AnyCall
+from warploom.runtime.families.gemm.block_scales import dequantised
 from warploom.runtime.sampled import differ
 
 BESIDE = 4096  # elements on both sides of W that nothing may write
@@ -23,8 +23,12 @@ KINDS = {
     spec(kind, ("bf16", "fp16")[i % 2], *SCHEDULES[i % len(SCHEDULES)]): kind
     for i, kind in enumerate(EVERY)
 }
-KERNELS = [*KINDS]
-SOME = KERNELS[::9]
+SOME = [*KINDS][::9]
+ROWS = [
+    rows_spec(w, scale, *SCHEDULES[i])
+    for i, (w, scale) in enumerate((w, s) for w in ("bf16", "fp16") for s in ("fp32", "e8m0"))
+]
+KERNELS = [*KINDS, *ROWS]
 
 
 def short(kernel: KernelSpec) -> str:
@@ -38,11 +42,21 @@ def there(packed: PackedExperts) -> PackedExperts:
     return PackedExperts.from_tensors(tensors, packed.metadata)
 
 
+def strided(one: torch.Tensor) -> torch.Tensor:
+    """A copy on the GPU, of the same strides."""
+    made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cuda")
+    if one.dtype.itemsize == 1:
+        made.view(torch.uint8).copy_(one.view(torch.uint8))
+    else:
+        made.copy_(one)
+    return made
+
+
 @dataclass
 class Made:
     """A call of one kernel, whose result is in a room where every byte is 0xff."""
 
-    call: DequantizeCall
+    call: AnyCall
     guarded: Guarded
     right: torch.Tensor
 
@@ -65,17 +79,27 @@ def made(
     shift: int = 0,
     seed: int = 0,
 ) -> Made:
-    """A call on experts of random bytes; rows and experts of W have elements between them."""
+    """A call on experts of random bytes; rows and experts of W have elements between them, and so
+    have rows of e4m3.
+    """
     operation: Any = kernel.operation
-    kind = operation.format, operation.group or None, operation.scale, operation.activations
-    packed, dtype = experts(kind, count, n, k, seed), TORCH[operation.w]
-    pitch = k + pad[0]
-    steps = n * pitch + pad[1], pitch, 1
+    dtype, keywords = TORCH[operation.w], dict[str, Any]()
+    weight: Any
+    if operation.layout == "rows":
+        data, scale = rows(kernel, count, n, k, pad[0], seed)
+        right = dequantised(data, scale, torch.float32).to(dtype)
+        weight, keywords["scale"] = strided(data), strided(scale)
+    else:
+        kind = operation.format, operation.group or None, operation.scale, operation.activations
+        packed = experts(kind, count, n, k, seed)
+        weight, right = there(packed), packed.dequantize(dtype)
+    row_stride = k + pad[0]
+    steps = n * row_stride + pad[1], row_stride, 1
     size = count * steps[0] + 2 * BESIDE + shift
     room = torch.full((size,), -1, dtype=torch.int16, device="cuda")
     view = room.as_strided((count, n, k), steps, BESIDE + shift)
     inside = torch.zeros_like(room, dtype=torch.bool)
     inside.as_strided((count, n, k), steps, BESIDE + shift).fill_(True)
     out = view.view(dtype)
-    call = FAMILY.call(there(packed), dtype, spec=kernel, out=out)
-    return Made(call, Guarded(room, out, inside), packed.dequantize(dtype).cuda())
+    call = FAMILY.call(weight, dtype, spec=kernel, out=out, **keywords)
+    return Made(call, Guarded(room, out, inside), right.cuda())

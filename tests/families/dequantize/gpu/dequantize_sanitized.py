@@ -9,7 +9,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.sampled import differ
 
-KERNELS = cases.SOME
+KERNELS = [*cases.SOME, *cases.ROWS]
 
 
 def verify(kernel: KernelSpec) -> None:

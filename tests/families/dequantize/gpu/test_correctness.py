@@ -1,6 +1,9 @@
-"""Every bit of W against torch, of all formats, for sizes that no slab divides."""
+"""Every bit of W against torch, of all formats, of sizes that no slab divides."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import dequantize_cases as cases
 import pytest
@@ -11,11 +14,12 @@ import warploom
 from warploom.generator.artifact import Artifact
 from warploom.generator.families.dequantize import DequantizeShape
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.elements import TORCH
+from warploom.runtime import plan
 from warploom.runtime.families.dequantize.family import FAMILY, experts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 BY_CHANNEL = [one for one, kind in cases.KINDS.items() if kind[1] is None]
+ANY = [*cases.SOME, *cases.ROWS]
 
 
 @pytest.mark.parametrize("kernel", cases.KERNELS, ids=short)
@@ -30,12 +34,12 @@ def test_every_bit_is_right(kernel: KernelSpec, extents: tuple[int, int, int]) -
 
 
 @pytest.mark.parametrize("k", [1, 7, 8, 131, 1000])
-@pytest.mark.parametrize("kernel", BY_CHANNEL, ids=short)
+@pytest.mark.parametrize("kernel", [*BY_CHANNEL, *cases.ROWS], ids=short)
 def test_columns_of_any_number_end_where_they_should(kernel: KernelSpec, k: int) -> None:
     cases.made(kernel, 2, 37, k).verify()
 
 
-@pytest.mark.parametrize("kernel", cases.SOME, ids=short)
+@pytest.mark.parametrize("kernel", ANY, ids=short)
 def test_rows_and_experts_of_any_stride_and_address_are_written_in_place(
     kernel: KernelSpec,
 ) -> None:
@@ -43,13 +47,14 @@ def test_rows_and_experts_of_any_stride_and_address_are_written_in_place(
         cases.made(kernel, 3, 70, 256, pad=pad, shift=shift).verify()
 
 
-@pytest.mark.parametrize("kernel", cases.SOME, ids=short)
+@pytest.mark.parametrize("kernel", ANY, ids=short)
 def test_large_weights(kernel: KernelSpec) -> None:
     """Against torch on the GPU, of quantized normal weights."""
-    shape = DequantizeShape(3, 5760, 2880 if kernel.operation.group <= 64 else 2944)  # type: ignore[attr-defined]
-    packed = experts(kernel.operation, shape, "cuda", None)  # type: ignore[arg-type]
-    dtype = TORCH[kernel.operation.w]  # type: ignore[attr-defined]
-    assert torch.equal(warploom.dequantize(packed, dtype, spec=kernel), packed.dequantize(dtype))
+    operation: Any = kernel.operation
+    shape = DequantizeShape(3, 5760, 2944 if operation.group == 128 else 2880)
+    call = replace(FAMILY.draw(operation, shape, "cuda", None), spec=kernel)
+    (found,) = plan.run(call)
+    assert FAMILY.share([found], FAMILY.expected(call)) == 0
 
 
 def test_results_of_more_than_32_bits_count() -> None:
@@ -65,7 +70,7 @@ def test_results_of_more_than_32_bits_count() -> None:
 
 @pytest.mark.parametrize("kernel", cases.SOME, ids=short)
 def test_experts_of_a_range_are_those_of_all(kernel: KernelSpec) -> None:
-    call = cases.made(kernel, 5, 70, 256).call
+    call: Any = cases.made(kernel, 5, 70, 256).call
     packed = warploom.PackedExperts(
         call.data, call.metadata, call.channel_scales, call.channel_zeros
     )
@@ -84,6 +89,6 @@ def test_every_schedule_has_the_same_bits() -> None:
 
 
 def test_draws_of_the_tuner_are_right() -> None:
-    for kernel in cases.SOME:
+    for kernel in ANY:
         trial = FAMILY.trial(kernel.operation, DequantizeShape(5, 200, 512), "cuda", 1)  # type: ignore[arg-type]
         assert trial.error_share(kernel) == 0

@@ -19,7 +19,7 @@ def packed(count: int = 3, n: int = 200, k: int = 1024) -> PackedExperts:
     return cases.there(cases.experts(("uint4", 32, "bf16", "16-bit"), count, n, k))
 
 
-@pytest.mark.parametrize("kernel", cases.SOME, ids=cases.short)
+@pytest.mark.parametrize("kernel", [*cases.SOME, *cases.ROWS], ids=cases.short)
 def test_results_have_the_same_bits_in_every_run(kernel: KernelSpec) -> None:
     made = cases.made(kernel, 3, 333, 640, pad=(8, 0))
     made.verify()

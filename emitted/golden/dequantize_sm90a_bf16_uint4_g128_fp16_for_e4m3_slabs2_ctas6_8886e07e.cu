@@ -1,8 +1,8 @@
-// dequantize_sm90a_bf16_uint4_g128_fp16_for_e4m3_slabs2_ctas6_edd27170
+// dequantize_sm90a_bf16_uint4_g128_fp16_for_e4m3_slabs2_ctas6_8886e07e
 //
 // W [experts, n, k] of quantized weights: scale * (code - zero point), rounded to fp32
 //   uint4 to bf16; codes in the order for activations of e4m3
-// Digest edd271704d9e02316c4b3cbcff2601a6e0bbdf5902d8c4aa13cdb5a8fb98934c; `warploom show` prints this file.
+// Digest 8886e07e37eeb2f06488452a9d4295587b31f8433dc664c0d05879004acadd84; `warploom show` prints this file.
 //
 // Launch: 128 threads; grid: one CTA per 64 rows and 256 columns of an expert
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
@@ -25,15 +25,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/numeric_types.h"
 
-constexpr int kThreads = 128, kRows = 64, kWarpRows = 16, kDepth = 128;  // of a slab: rows of a warp, k
+constexpr int kThreads = 128, kRows = 64, kDepth = 128;  // of a slab: rows and k
 constexpr int kSlabs = 2, kCtasPerSm = 6;  // slabs along k of a CTA
 
 // The host packs these bytes; the assertions hold its offsets and the compiler's together.
 struct alignas(128) Parameters {
   const uint8_t* data;  // [experts][row_blocks][slabs_of_k]: slabs
   uint16_t* w;  // [experts][n][k]: the result
-  int64_t pitch;  // elements between rows of w
-  int64_t expert_pitch;  // elements between experts
+  int64_t row_stride;  // elements between rows of w
+  int64_t expert_stride;  // elements between experts
   int32_t n;  // rows of an expert
   int32_t k;  // columns
   int32_t row_blocks;  // slabs along n of an expert
@@ -42,7 +42,7 @@ struct alignas(128) Parameters {
 };
 static_assert(sizeof(Parameters) == 128);
 static_assert(OFFSET(Parameters, data) == 0 && OFFSET(Parameters, w) == 8);
-static_assert(OFFSET(Parameters, pitch) == 16 && OFFSET(Parameters, expert_pitch) == 24);
+static_assert(OFFSET(Parameters, row_stride) == 16 && OFFSET(Parameters, expert_stride) == 24);
 static_assert(OFFSET(Parameters, n) == 32 && OFFSET(Parameters, k) == 36);
 static_assert(OFFSET(Parameters, row_blocks) == 40 && OFFSET(Parameters, slabs_of_k) == 44);
 static_assert(OFFSET(Parameters, chunks) == 48);
@@ -52,6 +52,16 @@ static_assert(OFFSET(Parameters, chunks) == 48);
 __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
+
+// Two values, rounded to nearest.
+__device__ __forceinline__ uint32_t rounded(float low, float high) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+// ---- Slabs: a warp has 16 rows of each --------------------------------------------------------------------
+constexpr int kWarpRows = 16;
 
 // A slab of 64 rows by 128 k: 4096 bytes of codes, in the order in which threads hold wgmma's A operand
 // (16 bytes a thread, 2048 a piece), then the scales of its groups, those of rows r and r + 8 adjacent.
@@ -108,13 +118,6 @@ __device__ __forceinline__ float number(uint32_t bytes, int i) {
   return __uint_as_float((byte & 0x80) << 24 | (byte & 0x7f) << 20) * 0x1p120f;
 }
 
-// Two values, rounded to nearest.
-__device__ __forceinline__ uint32_t rounded(float low, float high) {
-  uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
 // A group's scales of a thread's rows r and r + 8, and their zero points, a byte each.
 struct Group {
   uint32_t scales;
@@ -150,13 +153,13 @@ struct Loaded {
 
 // The rows of a warp by the k of a slab. Rows are apart so that the threads' values are in banks of their own.
 struct Staged {
-  static constexpr int kPitch = kDepth / 2 + Slab::kOfRegister * 2;  // words
-  alignas(16) uint32_t words[kWarpRows * kPitch];
+  static constexpr int kRowWords = kDepth / 2 + Slab::kOfRegister * 2;  // words
+  alignas(16) uint32_t words[kWarpRows * kRowWords];
 
   // Decodes what the warp's threads have of a slab.
   __device__ __forceinline__ void decode(const Loaded& loaded) {
     const int lane = threadIdx.x % 32;
-    uint32_t* const to = words + lane / 4 * kPitch + lane % 4 * (Slab::kOfRegister / 2);
+    uint32_t* const to = words + lane / 4 * kRowWords + lane % 4 * (Slab::kOfRegister / 2);
     CUTE_UNROLL
     for (int step = 0; step < Slab::kSteps; ++step) {
       const Group& group = loaded.groups[step * Slab::kGroups / Slab::kSteps];
@@ -170,7 +173,7 @@ struct Staged {
         for (int j = 0; j < Slab::kOfRegister; ++j) {
           values[j] = number(registers[i], j) * Decode::kUnit * scale;
         }
-        uint32_t* const at = to + i % 2 * 8 * kPitch + (step * Slab::kStep + i / 2 * Slab::kStep / 2) / 2;
+        uint32_t* const at = to + i % 2 * 8 * kRowWords + (step * Slab::kStep + i / 2 * Slab::kStep / 2) / 2;
         CUTE_UNROLL
         for (int j = 0; j < Slab::kOfRegister / 2; ++j) at[j] = rounded(values[2 * j], values[2 * j + 1]);
       }
@@ -178,15 +181,15 @@ struct Staged {
   }
 
   // Stores them: half a warp has a row, and each thread 16 bytes of it.
-  __device__ __forceinline__ void store(uint16_t* to, int64_t pitch, int rows, int columns, bool aligned) const {
+  __device__ __forceinline__ void store(uint16_t* to, int64_t row_stride, int rows, int columns, bool aligned) const {
     const int lane = threadIdx.x % 32, column = lane % 16 * 8;
-    const uint32_t* from = words + lane / 16 * kPitch + column / 2;
-    to += lane / 16 * pitch + column;
+    const uint32_t* from = words + lane / 16 * kRowWords + column / 2;
+    to += lane / 16 * row_stride + column;
     if (aligned && rows >= kWarpRows && columns >= kDepth) {
       CUTE_UNROLL
       for (int row = 0; row < kWarpRows; row += 2) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + row * kPitch);
-        to += 2 * pitch;
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + row * kRowWords);
+        to += 2 * row_stride;
       }
       return;
     }
@@ -198,32 +201,31 @@ struct Staged {
       } else {
         for (int i = 0; i < count; ++i) to[i] = uint16_t(from[i / 2] >> i % 2 * 16);
       }
-      from += 2 * kPitch, to += 2 * pitch;
+      from += 2 * kRowWords, to += 2 * row_stride;
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtasPerSm)
-    dequantize_sm90a_bf16_uint4_g128_fp16_for_e4m3_slabs2_ctas6_edd27170(const __grid_constant__ Parameters p) {
+    dequantize_sm90a_bf16_uint4_g128_fp16_for_e4m3_slabs2_ctas6_8886e07e(const __grid_constant__ Parameters p) {
   __shared__ Staged staged[kThreads / 32];  // each is its warp's alone
   const int block = blockIdx.x / p.chunks, first = blockIdx.x % p.chunks * kSlabs;  // of all experts; along k
   const int slabs = min(kSlabs, p.slabs_of_k - first), warp = threadIdx.x / 32;
   const int row = block % p.row_blocks * kRows + warp * kWarpRows;
   const uint8_t* from = p.data + (int64_t(block) * p.slabs_of_k + first) * Slab::kBytes;
-  uint16_t* const to = p.w + block / p.row_blocks * p.expert_pitch + row * p.pitch;
-  const bool aligned = (reinterpret_cast<uint64_t>(p.w) | 2 * p.pitch | 2 * p.expert_pitch) % 16 == 0;
+  uint16_t* const to = p.w + block / p.row_blocks * p.expert_stride + row * p.row_stride;
+  const bool aligned = (reinterpret_cast<uint64_t>(p.w) | 2 * p.row_stride | 2 * p.expert_stride) % 16 == 0;
   wait_for_previous_grid();
-  Loaded next;
-  next.load(p, from, block);
+  Loaded loaded;
+  loaded.load(p, from, block);
   CUTE_NO_UNROLL
   for (int i = 0; i < slabs; ++i) {
-    const Loaded loaded = next;
-    from += Slab::kBytes;
-    if (i + 1 < slabs) next.load(p, from, block);
     staged[warp].decode(loaded);
     __syncwarp();
+    from += Slab::kBytes;
+    if (i + 1 < slabs) loaded.load(p, from, block);  // while this one is stored
     const int column = (first + i) * kDepth;
-    staged[warp].store(to + column, p.pitch, p.n - row, p.k - column, aligned);
+    staged[warp].store(to + column, p.row_stride, p.n - row, p.k - column, aligned);
     __syncwarp();  // before the next slab takes its place
   }
 }
