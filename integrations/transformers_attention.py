@@ -76,6 +76,9 @@ def attention(
         _warn_of_no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if selection.selects(keywords):
+        if attention_mask is None:
+            whole = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
+            attention_mask = _separated(whole, keywords, causal=causal)
         chosen = (module, query, key.shape[2], attention_mask, keywords)
         attention_mask = selection.masked(*chosen, causal=causal)
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
@@ -286,6 +289,15 @@ def _by_torch(
         mask, causal = (same.tril() if causal else mask), False
     out = torch_attention.attention(call, mask, causal=causal)
     return out.transpose(1, 2).contiguous()
+
+
+def _separated(call: Arguments, keywords: dict[str, Any], *, causal: bool) -> torch.Tensor | None:
+    """Return the mask of packed sequences that a caller's keywords tell; None without."""
+    packed = _packed(call, Bounds(call.key.shape[2], causal=causal), keywords)
+    if packed is None or packed.sequences is None:
+        return None
+    same = _same_sequence(packed.sequences, call.query.shape[0], call.query.shape[2])
+    return same.tril() if causal else same
 
 
 def _same_sequence(sequences: Sequences, batch: int, rows: int) -> torch.Tensor:

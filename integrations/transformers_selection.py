@@ -62,8 +62,9 @@ def masked(
     blocks = keywords.get("block_indices")
     if blocks is not None:
         positions = keywords.get("position_ids")
-        if positions is None:
-            positions = torch.arange(keys - rows, keys, device=query.device)
+        if positions is None:  # which only tell what is causal where there is no mask
+            first = 0 if rows > 1 else keys - 1
+            positions = torch.arange(first, first + rows, device=query.device)
         positions = positions if positions.dim() > 1 else positions[None]
         made: torch.Tensor = module.indexer.build_block_mask(
             blocks, mask, keys, query.dtype, query.device, positions.expand(query.shape[0], -1)

@@ -96,6 +96,28 @@ def test_gates_have_their_gradients(function: GateFunction, layout: GateLayout) 
     assert max(largest(layer, args).values()) <= 1
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_gates_at_their_limit_have_the_gradients_of_clamp(layout: GateLayout) -> None:
+    """Rows are columns of weights, some of which are the limit exactly: it is as below."""
+    random = torch.Generator().manual_seed(2)
+    numbers = torch.tensor([-3, -2, -1, 0.5, 1, 2, 3])
+    args, weights = sample(2, 32, 32, tokens=32, k=1, biases=True, dtype=FP16, **MXFP4)
+    w = numbers[torch.randint(7, (2, 64, 32), generator=random)]
+    w[:, :, 0] = 3  # the largest of a block tells its scale
+    args["gate_up"] = PackedExperts.quantize(w.half(), **MXFP4)
+    args["hidden"] = torch.eye(32, dtype=FP16).requires_grad_()
+    args["ids"], bias = torch.arange(32)[:, None] % 2, torch.zeros(2, 64)
+    args["gate_up_bias"] = bias.clone().requires_grad_()
+    assert torch.equal(args["gate_up"].dequantize(torch.float32), w)
+    gate = Gate("swiglu_oai", layout, 1.25, 2.0)
+    layer = Layer(w.double(), weights["down"], bias.double(), weights["down_bias"], gate)
+    results = step(args, gate)
+    read = (args[name] for name in ("hidden", "ids", "weights"))
+    want = layer.by_autograd(*read, gradient(results[0]))
+    for name, one in zip(["out", *exact.graded(args)], results, strict=True):
+        assert (one - want[name]).norm() <= 2**-8 * want[name].norm(), name
+
+
 @pytest.mark.parametrize("sizes", [(64, 8, 1), (72, 40, 3), (200, 104, 5)])
 def test_sizes_may_be_any_that_experts_take(sizes: tuple[int, int, int]) -> None:
     """Rows of quantized weights are stored by 64, and k by 128."""
@@ -176,11 +198,13 @@ def test_some_experts_at_a_time_have_the_same_gradients(
     expected = step(args)
     monkeypatch.setattr(module, "LARGEST", experts * 2 * I * H)
     assert same(step(args), expected)
-    args["ids"] = torch.full_like(args["ids"], 4)
-    args["ids"][1:9] = -1
-    results = step(args)
-    monkeypatch.setattr(module, "LARGEST", 1 << 29)
-    assert same(results, step(args))
+    for ids in (torch.full_like(args["ids"], 4), torch.full_like(args["ids"], E - 1)):
+        args["ids"] = ids  # the last row of all is of the last expert, or of none
+        ids[1:9] = -1 if ids[0, 0] == 4 else 0
+        monkeypatch.setattr(module, "LARGEST", experts * 2 * I * H)
+        results = step(args)
+        monkeypatch.setattr(module, "LARGEST", 1 << 29)
+        assert same(results, step(args))
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "e4m3"])

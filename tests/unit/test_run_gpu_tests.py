@@ -59,6 +59,17 @@ def test_files_are_missing_without_a_record_of_this_code(
     assert run_gpu_tests.missing(files, tmp_path / "tests", tmp_path) == files
 
 
+def test_a_record_that_was_cut_off_is_none(tmp_path: Path) -> None:
+    """A machine whose time ended while it was written left no run of tests a chance."""
+    for text in ('{"digest": "x", "tes', "", "[]"):
+        (folder := tmp_path / "gpu").mkdir(exist_ok=True)
+        (folder / "record.json").write_text(text)
+        known = run_gpu_tests.records(tmp_path)
+        assert known["gpu"] == run_gpu_tests.records(ROOT / "tests")["gpu"]
+    (folder / "record.json").write_text('{"digest": "x", "tests": {}}')
+    assert run_gpu_tests.records(tmp_path)["gpu"]["digest"] == "x"
+
+
 ARGUMENTS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
