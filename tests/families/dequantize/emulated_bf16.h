@@ -2,6 +2,7 @@
 #define CUTE_NO_UNROLL
 struct alignas(8) float2 { float x, y; };
 template <class Value> static Value __ldcs(const Value* from) { return *from; }
+static void store_eight(uint16_t* to, uint4 values) { *reinterpret_cast<uint4*>(to) = values; }
 static uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
   return uint32_t((uint64_t(high) << 32 | low) >> by);
 }

@@ -38,7 +38,9 @@ MUTANTS = {
     "blocks of rows have the scales of the first": mutant(
         ("row0 / kDepth * p.scale_row_stride", "0"), ROWS
     ),
-    "rows of e4m3 past the last are written": mutant(("p.n) store(", "p.n + 1) store("), ROWS),
+    "rows of e4m3 past the last are written": mutant(
+        ("row + j * apart < p.n;", "row + j * apart < p.n + 1;"), ROWS
+    ),
     "rows of an expert have the second-level scales of the first": mutant(
         ("int64_t(block) * kRows + warp", "int64_t(block % p.row_blocks) * kRows + warp"), NVFP4
     ),
