@@ -33,7 +33,10 @@ _CUDA = "constexpr int kType = 0;\n" + "".join(
     path.read_text()
     for path in (HERE.parents[1] / "cast" / "emulated.h", HERE.with_name("emulated_bf16.h"))
 )
-_MADE_UP = "wait_for_previous_grid|store_eight|fp16_of_e4m3|fma_bf16|multiply_bf16|permute|both|masked_with|rounded"
+_MADE_UP = (
+    "wait_for_previous_grid|store_eight|fp16_of_e4m3|fma_bf16|multiply_bf16|permute|both|"
+    "masked_with|rounded"
+)
 _LAUNCH = """
 extern "C" void launch{number}(const void* block, int grid) {{
   Parameters p;
