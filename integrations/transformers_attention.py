@@ -26,6 +26,7 @@ from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
 from warploom.integrations.sdpa_rules import are_together, elsewhere, not_computed, transformed
 from warploom.integrations.torch_attention import Arguments
+from warploom.integrations.transformers_interface import adds_masks
 from warploom.integrations.transformers_masks import NAME, BoundedMask, mask
 from warploom.runtime.families.attention_forward import api
 from warploom.runtime.families.attention_forward.attention_8bit import attention_8bit
@@ -79,6 +80,8 @@ def attention(
     if keywords.get("output_attentions"):
         _warn_of_no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal and attention_mask is None and adds_masks(getattr(module, "config", None)):
+        causal = False
     if selection.selects(keywords):
         chosen = (module, query, key.shape[2], attention_mask, keywords)
         attention_mask = selection.masked(*chosen, causal=causal)
