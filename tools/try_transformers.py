@@ -122,7 +122,7 @@ class LeftError(Exception):
 
 
 def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called with anything)
-    """A tiny model in bf16, which learns and generates. LeftError says why there is none."""
+    """A tiny model in bf16, or else fp32, which learns and generates. LeftError: there is none."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -147,7 +147,10 @@ def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called wit
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(2 if parameter.dim() > 1 else 1)  # attention then decides more
-            learned(model.bfloat16().eval())
+            try:
+                learned(model.bfloat16().eval())
+            except RuntimeError:  # some compute in fp32 alone
+                learned(model.float())
             model.generate(IDS, attention_mask=MASK, **GENERATED)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
