@@ -14,8 +14,9 @@ class Arguments:
     """The operands of an attention, and what is done to its scores.
 
     query is [batch, heads, rows, dim], key [batch, kv_heads, keys, dim], value [batch, kv_heads,
-    keys, value_dim]. `softcap` bounds scores, `sinks` [heads] are one more score of each row,
-    `bias` [1 or batch, heads, rows, keys] is added to scores.
+    keys, value_dim]. `softcap` bounds scores, `sinks` [heads] are one more score of each row, or
+    [batch, heads, rows, 1], which only torch computes; `bias` [1 or batch, heads, rows, keys] is
+    added to scores.
     """
 
     query: torch.Tensor
@@ -122,7 +123,8 @@ def _composite(call: Arguments, mask: torch.Tensor | None) -> torch.Tensor:
         hidden = (scores == -torch.inf).all(-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
     else:
-        sinks = call.sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        sinks = call.sinks if call.sinks.dim() > 1 else call.sinks.reshape(1, -1, 1, 1)
+        sinks = sinks.float().expand(*scores.shape[:-1], 1)
         weights = torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1]
     weights = functional.dropout(weights, call.dropout).to(call.value.dtype)
     return (weights.reshape(*groups, -1) @ call.value[:, :, None]).flatten(1, 2)

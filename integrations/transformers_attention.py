@@ -26,6 +26,7 @@ from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
 from warploom.integrations.sdpa_rules import are_together, elsewhere, not_computed, transformed
 from warploom.integrations.torch_attention import Arguments
+from warploom.integrations.transformers_interface import adds_masks
 from warploom.integrations.transformers_masks import NAME, BoundedMask, mask
 from warploom.runtime.families.attention_forward import api
 from warploom.runtime.families.attention_forward.attention_8bit import attention_8bit
@@ -57,6 +58,7 @@ def attention(
     *,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
     scores: str | None = None,
     **keywords: Any,
@@ -66,15 +68,20 @@ def attention(
     query is [batch, heads, rows, dim], key and value [batch, kv_heads, keys, dim]. The mask says
     which keys a row attends to; without one, a causal module's rows attend from the first key on.
     `cu_seq_lens_q` and `cu_seq_lens_k` separate packed sequences where the mask does not. `s_aux`
-    [heads] are sinks: one more score in each row's softmax. Keys that the layer chooses for each
-    row, by the keywords of transformers_selection.py, are part of the mask. With `scores`, "int8"
-    or "e4m3", operands are quantized to 8 bits where `eight_bit_refusal` says nothing against it.
+    [heads] are sinks: one more score in each row's softmax; `sinks` [batch, heads, rows, 1] are
+    those of each row (Inkling 2), which torch computes. Keys that the layer chooses for each row,
+    by the keywords of transformers_selection.py, are part of the mask. With `scores`, "int8" or
+    "e4m3", operands are quantized to 8 bits where `eight_bit_refusal` says nothing against it.
     """
-    if keywords.get("cache") is not None or keywords.get("sinks") is not None:
-        _refuse(module, keywords)
+    if keywords.get("cache") is not None:
+        _refuse_cache()
+    if sinks is not None:
+        _require_rows_of_sinks(module, query, sinks, s_aux)
     if keywords.get("output_attentions"):
         _warn_of_no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal and attention_mask is None and adds_masks(getattr(module, "config", None)):
+        causal = False
     if selection.selects(keywords):
         if attention_mask is None:
             whole = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
@@ -84,7 +91,8 @@ def attention(
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
         # A cache before its first rows: what is past them is not filled yet.
         key, value = (tensor[:, :, : query.shape[2]] for tensor in (key, value))
-    call = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
+    added = s_aux if sinks is None else sinks
+    call = Arguments(query, key, value, dropout, scaling, softcap, added, position_bias)
     bounds = _bounds(call, attention_mask, causal=causal)
     if bounds is not None and bounds.lengths is not None:
         if step_refusal(call) is None:
@@ -99,21 +107,29 @@ def attention(
     return _by_torch(call, attention_mask, bounds, packed), None
 
 
-def _refuse(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
-    """Raise ProblemError for what no attention here computes, torch's neither."""
-    if keywords.get("cache") is not None:
-        raise ProblemError(
-            'attn_implementation="warploom" with a paged cache',
-            rule="continuous batching is not supported",
-            fix='model.set_attn_implementation("sdpa") before generate_batch',
-        )
+def _refuse_cache() -> None:
+    """Raise ProblemError: no attention here reads pages."""
     raise ProblemError(
-        f'attn_implementation="warploom" with sinks {list(keywords["sinks"].shape)} of a '
-        f"{type(module).__name__}",
-        rule="sinks must be one for each head, as s_aux [heads]: those of each row are not "
-        "supported",
-        fix='model.set_attn_implementation("eager")',
+        'attn_implementation="warploom" with a paged cache',
+        rule="continuous batching is not supported",
+        fix='model.set_attn_implementation("sdpa") before generate_batch',
     )
+
+
+def _require_rows_of_sinks(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    sinks: torch.Tensor,
+    others: torch.Tensor | None,
+) -> None:
+    """Raise ProblemError for sinks that are not one for each row and head, or beside others."""
+    if others is not None or sinks.shape != (*query.shape[:3], 1):
+        raise ProblemError(
+            f'attn_implementation="warploom" with sinks {list(sinks.shape)} of a '
+            f"{type(module).__name__}",
+            rule=f"must be [batch, heads, rows, 1], here {[*query.shape[:3], 1]}, without s_aux",
+            fix='model.set_attn_implementation("eager")',
+        )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -146,6 +162,7 @@ def step_refusal(call: Arguments) -> str | None:
         or transformed((call.query, call.key, call.value))
         or ("steps of generation add no bias to scores" if call.bias is not None else None)
         or ("steps of generation have no dropout" if call.dropout else None)
+        or extras.of_rows(call)
         or steps.refusal(call)
     )
 

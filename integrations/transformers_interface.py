@@ -46,19 +46,32 @@ def mask_kind(config: Any, name: str) -> Kind:  # noqa: ANN401
     """
     if not isinstance(config, PreTrainedConfig):
         return "any"
-    refused: str
-    kind: Kind
+    refused, kind = _found(config)
+    _require_none(refused, name)
+    return kind
+
+
+def adds_masks(config: Any) -> bool:  # noqa: ANN401
+    """Whether the models of a configuration know eager attention alone, which adds a mask.
+
+    Without a mask their rows attend to every key. That a layer is causal says nothing: in
+    BridgeTower, the layers between text and image say so.
+    """
+    return isinstance(config, PreTrainedConfig) and _found(config)[1] == "eager"
+
+
+def _found(config: PreTrainedConfig) -> tuple[str, Kind]:
+    """The name of a model to refuse, or "", and which masks the models of a configuration take."""
     if torch.compiler.is_compiling():
-        refused, kind = _told_by_class(type(config))
-        _require_none(refused, name)
-        return kind
+        by_class: tuple[str, Kind] = _told_by_class(type(config))
+        return by_class
     known = _known.get(id(config))
     if known is not None and known[0]() is config:
-        return known[1]
+        return "", known[1]
     refused, kind = _told(config)
-    _require_none(refused, name)
-    _known[id(config)] = weakref.ref(config, partial(_forget, id(config))), kind
-    return kind
+    if not refused:
+        _known[id(config)] = weakref.ref(config, partial(_forget, id(config))), kind
+    return refused, kind
 
 
 def _require_none(model: str, name: str) -> None:

@@ -83,6 +83,21 @@ class BoundedMask:
         return function(*_as_tensors(arguments), **_as_tensors(keywords or {}))
 
 
+def _operator(name: str) -> Callable[..., Any]:
+    """An operator of Python, by the name of its method, on the tensor that a mask stands for."""
+
+    def applied(mask: BoundedMask, *operands: Any) -> Any:  # noqa: ANN401
+        return getattr(mask.tensor(), name)(*_as_tensors(operands))
+
+    return applied
+
+
+# Python looks operators up in the class. Without these `mask == 0` would compare objects, and be
+# False, and numbers could neither be compared nor multiplied with a mask.
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "rmul", "len"):
+    setattr(BoundedMask, f"__{_name}__", _operator(f"__{_name}__"))
+
+
 def _as_tensors(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, BoundedMask):
         return value.tensor()
@@ -116,6 +131,9 @@ def mask(
         return attention_mask
     if unpacked.marks(attention_mask, batch_size):
         attention_mask = None
+    if attention_mask is not None and attention_mask.shape[0] > batch_size:
+        # Musicgen's has a row for each codebook; transformers reads the first of them.
+        attention_mask = attention_mask[:batch_size]
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
         "q_length": q_length,

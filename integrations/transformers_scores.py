@@ -41,6 +41,12 @@ def read(call: Arguments, mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]
     return call.tensors if mask is None else (*call.tensors, mask)
 
 
+def of_rows(call: Arguments) -> str | None:
+    """Why torch computes an attention with sinks of each row, if it has them."""
+    per_row = call.sinks is not None and call.sinks.dim() > 1
+    return "its sinks are one for each row and head, not one for each head" if per_row else None
+
+
 def refusal(call: Arguments, mask: torch.Tensor | None) -> str | None:
     """Why torch computes an attention with these masks and biases, if it does."""
     if mask is not None:
@@ -50,7 +56,7 @@ def refusal(call: Arguments, mask: torch.Tensor | None) -> str | None:
     added = [one for one in (mask, call.bias) if one is not None]
     if call.softcap is not None and any(one.requires_grad for one in added):
         return "a bias has a gradient without softcap only"
-    return None
+    return of_rows(call)
 
 
 def keywords(call: Arguments, mask: torch.Tensor | None, keys: int) -> dict[str, Any]:

@@ -21,6 +21,8 @@ TYPES = (torch.float16, torch.bfloat16)
 
 def expected(config: Any, dtype: torch.dtype | None, device: torch.device) -> bool:  # noqa: ANN401
     """Whether kernels will compute steps of a model of transformers, as far as this tells."""
+    if getattr(config, "is_heterogeneous", False):
+        return False  # its layers may differ in heads: asked for those of all, it raises
     heads = getattr(config, "num_attention_heads", None)
     dim = getattr(config, "head_dim", None)
     if dim is None and heads:

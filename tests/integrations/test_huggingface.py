@@ -336,12 +336,34 @@ def test_a_paged_cache_is_refused() -> None:
         transformers_attention.attention(torch.nn.Module(), q, q, q, None, cache=object())
 
 
-def test_sinks_of_each_row_are_refused() -> None:
-    """A keyword that changes scores is not dropped: a model may pass others than s_aux."""
+def test_sinks_of_each_row_are_one_more_score_of_it(paths: Counter[str]) -> None:
+    """Inkling 2's, beside a bias; they were refused, so that a patched model raised."""
+    q, k, v = (torch.randn(2, heads, 5, 16) for heads in (4, 2, 2))
+    sinks, bias = torch.randn(2, 4, 5, 1, requires_grad=True), torch.randn(2, 4, 5, 5)
+    found, _ = transformers_attention.attention(
+        torch.nn.Module(), q, k, v, None, sinks=sinks, position_bias=bias
+    )
+    scores = q @ k.repeat_interleave(2, 1).mT / 4 + bias
+    scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    exact = (weights @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    torch.testing.assert_close(found, exact)
+    own, expected = (torch.autograd.grad(one.sum(), sinks)[0] for one in (found, exact))
+    torch.testing.assert_close(own, expected)
+    halves = (one.bfloat16() for one in (q, k, v))
+    transformers_attention.attention(torch.nn.Module(), *halves, None, sinks=sinks.bfloat16())
+    assert paths == {"by_torch": 2}
+
+
+@pytest.mark.parametrize("beside", [{}, {"s_aux": torch.zeros(2)}])
+def test_other_sinks_are_refused(beside: dict[str, torch.Tensor]) -> None:
+    """A keyword that changes scores is not dropped."""
     query = torch.zeros(1, 2, 5, 16)
-    sinks = torch.zeros(1, 2, 5, 1)
-    with pytest.raises(ProblemError, match=r"sinks \[1, 2, 5, 1\] of a Module.*eager"):
-        transformers_attention.attention(torch.nn.Module(), query, query, query, None, sinks=sinks)
+    sinks = torch.zeros(1, 2, 5 if beside else 4, 1)
+    with pytest.raises(ProblemError, match=r"sinks \[1, 2, ., 1\] of a Module.*eager"):
+        transformers_attention.attention(
+            torch.nn.Module(), query, query, query, None, sinks=sinks, **beside
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -86,6 +86,20 @@ def test_models_that_support_eager_attention_alone_get_its_masks(
     assert (found - right).abs().max() < 1e-4 * right.abs().max()
 
 
+def test_without_a_mask_they_attend_to_every_key() -> None:
+    """BridgeTower's layers between text and image say that they are causal; eager ignores it."""
+    from transformers.models.bridgetower import modeling_bridgetower
+
+    results = []
+    for name in ("eager", "warploom"):
+        torch.manual_seed(0)
+        config = transformers.BridgeTowerTextConfig(**LAYERS)
+        config._attn_implementation = name
+        layer = modeling_bridgetower.BridgeTowerSelfAttention(config, is_causal=True)
+        results.append(layer(torch.randn(1, 5, 32))[0])
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_however_it_is_set_it_is_refused() -> None:
     """In the configuration of a model that there is, in generation, compiled."""
     speaking = of("Bloom", "eager", "ForCausalLM")

@@ -100,6 +100,16 @@ def test_bounds_are_the_mask(
     assert paths["by_kernels"] > 0
 
 
+def test_rows_of_padding_past_the_batch_are_not_read(paths: Counter[str]) -> None:
+    """Musicgen's padding has a row for each codebook: of these, sequences ended past the rows."""
+    padding = LEFT.bool().repeat(4, 1)
+    made = mask(2, ROWS, ROWS, attention_mask=padding)
+    exact = sdpa_mask(2, ROWS, ROWS, attention_mask=padding, allow_is_causal_skip=False)
+    own = padding[:2, None, :, None]
+    assert torch.equal(attended(made, ROWS, ROWS) & own, exact & own)
+    assert paths["by_kernels"] > 0
+
+
 def test_functions_that_are_not_recognised_are_masks() -> None:
     """Whatever a model adds to a mask, or composes in another way, has to reach the attention."""
     assert recognised(or_masks(causal_mask_function, causal_mask_function)) is None
@@ -124,5 +134,10 @@ def test_a_bounded_mask_is_a_tensor_for_who_computes_with_it() -> None:
     assert torch.equal(~made, ~exact)
     assert torch.equal(torch.cat([made, made], -1), torch.cat([exact, exact], -1))
     assert torch.equal(torch.where(made, 1.0, 0.0), exact.float())
+    assert torch.equal(made == 0, ~exact)  # `object`'s own == says False
+    assert torch.equal(made != 0, exact)
+    assert torch.equal(made < 1, ~exact)
+    assert torch.equal(-1.0 * made, -exact.float())
+    assert len(made) == len(exact)
     assert made.dtype == torch.bool
     assert made.shape == exact.shape

@@ -99,21 +99,36 @@ def test_fewer_keys_than_rows_matter_to_the_comparison() -> None:
     assert float((few - all_keys).abs().max()) > 0.05 * float(few.abs().max())
 
 
-def test_the_last_rows_alone_see_every_earlier_key() -> None:
-    """Gemma 4 drops rows whose logits nobody asks for, and their rows of a mask, if it has one."""
-    sizes = {"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16, "sliding_window": 8,
+def gemma4(global_head_dim: int) -> Any:  # noqa: ANN401
+    """A Gemma 4, whose layers without a window may have larger heads."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4,
              "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
-             "vocab_size_per_layer_input": 64, "num_hidden_layers": 4,
+             "vocab_size_per_layer_input": 64, "global_head_dim": global_head_dim,
              "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
     torch.manual_seed(0)
     config = CONFIG_MAPPING["gemma4_text"](**{**SIZES, **sizes})
-    plain = AutoModelForCausalLM.from_config(config).float().eval()
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def test_the_last_rows_alone_see_every_earlier_key() -> None:
+    """Gemma 4 drops rows whose logits nobody asks for, and their rows of a mask, if it has one."""
+    plain = gemma4(global_head_dim=16)
     ours = copy.deepcopy(plain)
     warploom.patch(ours, linear=False, experts=False)
     with torch.no_grad():
         want = plain(input_ids=IDS, use_cache=False).logits[:, -3:]
         result = ours(input_ids=IDS, use_cache=False, logits_to_keep=3).logits
     torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_with_heads_of_two_sizes_generate_by_a_cache_of_a_fixed_size() -> None:
+    """Such a configuration raises for whoever asks it for the heads of all layers."""
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    options |= {"cache_implementation": "static", "disable_compile": True}
+    plain = gemma4(global_head_dim=32)
+    want = plain.generate(IDS, attention_mask=PADDED, **options)
+    warploom.patch(plain, linear=False, experts=False)
+    assert torch.equal(plain.generate(IDS, attention_mask=PADDED, **options), want)
 
 
 def test_a_choice_by_a_name_that_nobody_knows_is_refused() -> None:
