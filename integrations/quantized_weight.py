@@ -157,8 +157,11 @@ def dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """By a kernel where there is one, else by torch."""
-    if dtype not in DTYPES or unserved(weight.slabs.get_device()) is not None:
+    """By a kernel where there is one, else by torch; inside of transforms of torch.func, which no
+    kernel takes part in, by torch, too. Compilers trace those as well, and see one operator.
+    """
+    transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    if dtype not in DTYPES or transformed or unserved(weight.slabs.get_device()) is not None:
         return weight.dequantize(dtype)
     return dequantize(weight, dtype)
 

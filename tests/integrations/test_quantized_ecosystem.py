@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.integrations import quantized_weight
 from warploom.nn import QuantizedLinear
 
 FORMATS = [
@@ -103,6 +104,24 @@ def test_functions_of_torch_take_the_weight(
     assert near(found, F.linear(x.double(), weight, module.bias.double()))
     found = torch.matmul(random(5, N, dtype=dtype), module.weight)  # type: ignore[arg-type]
     assert near(found, random(5, N, dtype=dtype).double() @ weight)
+
+
+def test_transforms_of_torch_func_take_the_weight_where_a_kernel_dequantizes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No kernel takes part in a transform, and the function that calls it refuses them."""
+    monkeypatch.setattr(quantized_weight, "unserved", lambda device: None)  # as a GPU would say
+    weight, x = layer().weight, random(5, K)
+    dense = weight.dequantize(BF16)
+
+    def called(one: torch.Tensor) -> torch.Tensor:
+        return F.linear(one, weight)  # type: ignore[arg-type]
+
+    assert torch.equal(torch.vmap(called)(x), torch.vmap(lambda one: F.linear(one, dense))(x))
+    found = torch.func.grad(lambda one: called(one).sum())(x)
+    assert torch.equal(found, torch.func.grad(lambda one: F.linear(one, dense).sum())(x))
+    value, tangent = torch.func.jvp(called, (x,), (x,))
+    assert torch.equal(value, tangent) and torch.equal(value, called(x))
 
 
 def test_a_weight_says_what_models_read_of_one() -> None:
