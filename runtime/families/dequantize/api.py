@@ -71,7 +71,7 @@ def dequantize(
         if type(first) is not int or type(last) is not int or not 0 <= first <= last <= experts:
             raise ProblemError(
                 f"experts {shown(first)} to {shown(end)} of {experts}",
-                rule="must be a range of the weight's experts",
+                rule="must be a range of the weight's experts, whose bounds are integers",
                 fix="leave first and end out for all of a weight",
             )
         parts = tuple(None if one is None else one[first:last] for one in parts)

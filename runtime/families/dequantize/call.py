@@ -54,9 +54,10 @@ class _Dequantization(Arguments[Details, tuple[torch.Tensor]]):
     __slots__ = ()
     outputs = ("w",)
     no_gradient = (
-        "a quantized weight that requires grad",
-        "must not require grad: a quantized weight is fixed, and has no gradient",
-        "detach its tensors",
+        "a quantized weight, or an out, that requires grad",
+        "must not require grad: a quantized weight is fixed and has no gradient, so that neither "
+        "has what is computed of it",
+        "detach the tensors of the weight, and out",
     )
     data: torch.Tensor
     dtype: torch.dtype

@@ -53,6 +53,7 @@ def test_what_is_not_taken_is_told(packed: PackedExperts) -> None:
         ({"dtype": torch.float32}, "dtype torch.float32.*torch.bfloat16"),
         ({"first": -1}, "experts -1 to None of 3"),
         ({"first": 2, "end": 4}, "experts 2 to 4 of 3"),
+        ({"first": 1.0}, "experts 1.0 to None of 3.*whose bounds are integers"),
         ({"weight": packed[0], "first": 1}, "must be a range of the weight's experts"),
         ({"out": out[1:]}, r"out \[2, 70, 160\]"),
         ({"out": out.half()}, "must be .* of torch.bfloat16"),
@@ -76,6 +77,14 @@ def test_a_scale_that_requires_grad_is_refused() -> None:
         warploom.dequantize(packed)
     with torch.no_grad():
         assert warploom.dequantize(packed).shape == (1, 8, 16)
+
+
+def test_an_out_that_requires_grad_is_refused_by_its_name(packed: PackedExperts) -> None:
+    out = torch.zeros(3, 70, 160, dtype=BF16, requires_grad=True)
+    with pytest.raises(ProblemError, match="or an out, that requires grad.*detach .*, and out"):
+        warploom.dequantize(packed, out=out)
+    with torch.no_grad():
+        assert torch.equal(warploom.dequantize(packed, out=out), packed.dequantize())
 
 
 def test_only_tensors_that_kernels_cannot_read_are_copied(packed: PackedExperts) -> None:
