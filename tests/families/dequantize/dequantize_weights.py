@@ -73,12 +73,18 @@ def _bytes(shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
 
 
 def _scales(name: str, shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
-    """Scales of all sizes that are finite in their type; powers of two as bytes."""
+    """Scales of all sizes that are finite in their type; powers of two as bytes.
+
+    Of four scales one has random bits: it may be subnormal, or its products infinite.
+    """
     if name in ("e8m0", "e4m3"):
         found = _bytes(shape, random)
         return found % 255 if name == "e8m0" else found ^ ((found & 0x7F) == 0x7F)
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[name]
     reach = 12 if name == "fp16" else 60
     sizes = torch.randint(-reach, reach, tuple(shape), generator=random)
     values = torch.randn(tuple(shape), generator=random) * torch.exp2(sizes.float())
-    kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-    return values.clamp(-60000, 60000).to(kinds[name]) if name == "fp16" else values.to(kinds[name])
+    values = values.clamp(-60000, 60000).to(kind) if name == "fp16" else values.to(kind)
+    anything = _bytes((*shape, kind.itemsize), random).view(kind)[..., 0]
+    often = torch.rand(tuple(shape), generator=random) < 0.75
+    return torch.where(often | ~anything.isfinite(), values, anything)

@@ -87,6 +87,24 @@ class Strides:
     shift: int = 0
 
 
+def launch(
+    kernels: Sequence[KernelSpec],
+    kernel: KernelSpec,
+    sizes: DequantizeProblem,
+    places: Mapping[str, int],
+    wrong: Edit | None = None,
+) -> None:
+    """Run a kernel on the addresses of its tensors."""
+    (asked,) = FAMILY.launches(kernel, sizes, NO_GPU)
+    values = {
+        name: places[value.tensor] if isinstance(value, Address) else value
+        for name, value in asked.parameters.items()
+    }
+    block = ctypes.create_string_buffer(FAMILY.parameters(kernel).pack(values))
+    _, built = _built(tuple(kernels), wrong)
+    getattr(built, f"launch{kernels.index(kernel)}")(block, asked.grid)
+
+
 def run(
     kernels: Sequence[KernelSpec],
     kernel: KernelSpec,
@@ -100,17 +118,11 @@ def run(
     count, n, k = wanted.shape
     row_stride = k + strides.of_rows
     expert_stride = n * row_stride + strides.of_experts
-    memory = torch.full((count * expert_stride + strides.shift + BEHIND,), -1, dtype=torch.int16)
+    size = (count - 1) * expert_stride + n * row_stride + strides.shift + BEHIND
+    memory = torch.full((size,), -1, dtype=torch.int16)
     sizes = DequantizeProblem(count, n, k, row_stride, expert_stride, **problem)
-    (launch,) = FAMILY.launches(kernel, sizes, NO_GPU)
     places = {**places, "w": memory[strides.shift :].data_ptr()}
-    values = {
-        name: places[value.tensor] if isinstance(value, Address) else value
-        for name, value in launch.parameters.items()
-    }
-    block = ctypes.create_string_buffer(FAMILY.parameters(kernel).pack(values))
-    _, built = _built(tuple(kernels), wrong)
-    getattr(built, f"launch{kernels.index(kernel)}")(block, launch.grid)
+    launch(kernels, kernel, sizes, places, wrong)
     right = torch.full_like(memory, -1)
     view = right.as_strided((count, n, k), (expert_stride, row_stride, 1), strides.shift)
     view.copy_(wanted.view(torch.int16))
@@ -147,7 +159,8 @@ def test_every_bit_is_right_in_every_order_of_codes(number: int) -> None:
 def test_results_may_have_any_strides_and_addresses(number: int) -> None:
     k = EVERY[number][1] or 200
     given = experts(EVERY[number], 2, 17, k)
-    for strides in STRIDES:
+    interleaved = (k, k - 17 * 2 * k, 0)  # experts take turns: [n, experts, k] in memory
+    for strides in (*STRIDES, interleaved):
         verify(KERNELS, KERNELS[number], given, Strides(*strides))
 
 
@@ -156,6 +169,23 @@ def test_results_may_have_any_strides_and_addresses(number: int) -> None:
 def test_columns_of_any_number_end_where_they_should(k: int) -> None:
     number = next(i for i, kind in enumerate(EVERY) if kind[:2] == ("int4", None))
     verify(KERNELS, KERNELS[number], experts(EVERY[number], 1, 65, k))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("row_stride", "expert_stride"), [(1 << 27, 64), (64, 1 << 31)])
+def test_rows_and_experts_may_be_more_than_32_bits_of_elements_apart(
+    row_stride: int, expert_stride: int
+) -> None:
+    """Rows 0 and 16 or two experts are 2^31 elements apart; memory between is never touched."""
+    number = next(i for i, kind in enumerate(EVERY) if kind[:2] == ("int4", 32))
+    given = experts(EVERY[number], 2, 17, 32)
+    steps = expert_stride, row_stride, 1
+    size = expert_stride + 16 * row_stride + 32
+    wanted = given.dequantize(TORCH[KERNELS[number].operation.w])  # type: ignore[attr-defined]
+    found = torch.empty(size, dtype=wanted.dtype).as_strided((2, 17, 32), steps)
+    sizes = DequantizeProblem(2, 17, 32, row_stride, expert_stride)
+    launch(KERNELS, KERNELS[number], sizes, {"data": given.slabs.data_ptr(), "w": found.data_ptr()})
+    assert torch.equal(found, wanted)
 
 
 ROWS = [rows_spec("bf16", "fp32"), rows_spec("fp16", "e8m0", slabs=1), rows_spec("fp16", "fp32")]
