@@ -81,7 +81,7 @@ def test_a_scale_that_requires_grad_is_refused() -> None:
 
 def test_an_out_that_requires_grad_is_refused_by_its_name(packed: PackedExperts) -> None:
     out = torch.zeros(3, 70, 160, dtype=BF16, requires_grad=True)
-    with pytest.raises(ProblemError, match="or an out, that requires grad.*detach .*, and out"):
+    with pytest.raises(ProblemError, match=r"or an out, that requires grad.*detach .*, and out"):
         warploom.dequantize(packed, out=out)
     with torch.no_grad():
         assert torch.equal(warploom.dequantize(packed, out=out), packed.dequantize())

@@ -13,5 +13,5 @@ from warploom.generator.specification import KernelSpec
 
 @pytest.fixture(scope="session")
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
-    """Every kernel of the cases, by name."""
-    return build(cases.KERNELS)
+    """Every kernel that tests run, by name, but for mutants."""
+    return build([*cases.KERNELS, *cases.IN_EVERY_SCHEDULE, *cases.unnamed()])

@@ -9,9 +9,12 @@ import torch
 from dequantize_weights import EVERY, experts, rows, rows_spec, spec
 from rooms import Guarded
 
-from warploom.generator.specification import KernelSpec
-from warploom.quantization import PackedExperts
-from warploom.runtime import plan
+import warploom
+from warploom.generator.families.dequantize import DequantizeOperation, DequantizeShape
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.nn import QuantizedLinear
+from warploom.quantization import PackedExperts, PackedWeight
+from warploom.runtime import dispatch, plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.dequantize.family import FAMILY, AnyCall
 from warploom.runtime.families.gemm.block_scales import dequantised
@@ -29,6 +32,47 @@ ROWS = [
     for i, (w, scale) in enumerate((w, s) for w in ("bf16", "fp16") for s in ("fp32", "e8m0"))
 ]
 KERNELS = [*KINDS, *ROWS]
+NVFP4 = ("nvfp4", 16, "e4m3", "16-bit")
+IN_EVERY_SCHEDULE = [spec(NVFP4, "bf16", slabs, ctas) for slabs, ctas in SCHEDULES]
+LAYERS = ["int4", "uint4", "mxfp4", "e4m3"]  # formats of layers whose gradients are compared
+
+
+def large() -> tuple[DequantizeOperation, DequantizeShape]:
+    """A weight of more than 2^31 elements, of as few bits as there are."""
+    operation: Any = spec(("int2", None, "bf16", "16-bit")).operation
+    return operation, DequantizeShape(33, 8192, 8192)
+
+
+def runtime_weight(seed: int = 0) -> PackedExperts:
+    """What tests of memory, streams, graphs and compilers dequantize, on the CPU."""
+    return experts(("uint4", 32, "bf16", "16-bit"), 3, 200, 1024, seed)
+
+
+def layer_weight(format_: str) -> PackedWeight:
+    """The weight of a layer, on the CPU, that `warploom.mixed_gemm` multiplies."""
+    made = torch.randn(192, 256, generator=torch.Generator().manual_seed(0))
+    return warploom.quantize(made, format_)
+
+
+def linear() -> QuantizedLinear:
+    """A quantized layer, on the CPU."""
+    return QuantizedLinear.from_linear(torch.nn.Linear(256, 192).bfloat16(), "int4", group=32)
+
+
+def unnamed() -> list[KernelSpec]:
+    """The kernels of calls that name none, as the default tables choose them for an H200."""
+    a, given = torch.empty(33, 256, dtype=torch.bfloat16), runtime_weight()
+    layers = [*map(layer_weight, LAYERS)]
+    calls: list[tuple[Any, ...]] = [
+        (warploom.dequantize, experts(kind, 5, 70, 256), TORCH[kernel.operation.w])  # type: ignore[attr-defined]
+        for kernel, kind in KINDS.items()
+        if kernel in SOME
+    ]
+    calls += [(warploom.dequantize, given, dtype) for dtype in (torch.bfloat16, torch.float16)]
+    calls += [(warploom.dequantize, weight) for weight in (*layers, linear().weight)]
+    calls += [(warploom.mixed_gemm, a, weight) for weight in layers]
+    names = [warploom.explain(*one, gpu="h200").kernel for one in calls]
+    return [dispatch.choose(*large()).spec, *map(parse_name, dict.fromkeys(names))]
 
 
 def short(kernel: KernelSpec) -> str:

@@ -59,9 +59,7 @@ def test_large_weights(kernel: KernelSpec) -> None:
 
 def test_results_of_more_than_32_bits_count() -> None:
     """0.6 GB of codes, and more than 2^31 elements of W: the last expert is right."""
-    operation = cases.spec(("int2", None, "bf16", "16-bit")).operation
-    shape = DequantizeShape(33, 8192, 8192)
-    packed = experts(operation, shape, "cuda", None)  # type: ignore[arg-type]
+    packed = experts(*cases.large(), "cuda", None)
     found = warploom.dequantize(packed)
     assert found.numel() > 2**31
     for expert in (0, 15, 31, 32):
@@ -83,9 +81,8 @@ def test_experts_of_a_range_are_those_of_all(kernel: KernelSpec) -> None:
 
 
 def test_every_schedule_has_the_same_bits() -> None:
-    kind = ("nvfp4", 16, "e4m3", "16-bit")
-    for slabs, ctas in cases.SCHEDULES:
-        cases.made(cases.spec(kind, "bf16", slabs, ctas), 2, 200, 1424).verify()
+    for kernel in cases.IN_EVERY_SCHEDULE:
+        cases.made(kernel, 2, 200, 1424).verify()
 
 
 def test_draws_of_the_tuner_are_right() -> None:

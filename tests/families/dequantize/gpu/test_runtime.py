@@ -15,8 +15,8 @@ from warploom.runtime import plan
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
 
-def packed(count: int = 3, n: int = 200, k: int = 1024) -> PackedExperts:
-    return cases.there(cases.experts(("uint4", 32, "bf16", "16-bit"), count, n, k))
+def packed() -> PackedExperts:
+    return cases.there(cases.runtime_weight())
 
 
 @pytest.mark.parametrize("kernel", [*cases.SOME, *cases.ROWS], ids=cases.short)
@@ -48,7 +48,7 @@ def test_a_call_runs_on_the_current_stream_behind_what_is_there() -> None:
 
 
 def test_a_captured_call_reads_what_is_there_then() -> None:
-    given, others = packed(), cases.experts(("uint4", 32, "bf16", "16-bit"), 3, 200, 1024, seed=5)
+    given, others = packed(), cases.runtime_weight(seed=5)
     out = torch.empty(given.shape, dtype=torch.bfloat16, device="cuda")
     warploom.dequantize(given, out=out)  # planned
     graph = torch.cuda.CUDAGraph()
@@ -90,10 +90,10 @@ def test_compiled_code_calls_the_operator() -> None:
     assert torch.equal(compiled(given), called(given))
 
 
-@pytest.mark.parametrize("format_", ["int4", "uint4", "mxfp4", "e4m3"])
+@pytest.mark.parametrize("format_", cases.LAYERS)
 def test_gradients_of_a_quantized_layer_take_the_kernels_weight(format_: str) -> None:
     """Bit by bit those that torch's own dequantized weight gives."""
-    weight = warploom.quantize(torch.randn(192, 256, device="cuda"), format_)
+    weight = cases.layer_weight(format_).to("cuda")
     x = torch.randn(33, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     y = warploom.mixed_gemm(x, weight)
     dy, before = torch.randn_like(y), warploom.counters.launches
@@ -103,8 +103,7 @@ def test_gradients_of_a_quantized_layer_take_the_kernels_weight(format_: str) ->
 
 
 def test_torch_functions_of_a_quantized_layers_weight_take_it_too() -> None:
-    linear = torch.nn.Linear(256, 192, device="cuda", dtype=torch.bfloat16)
-    layer = warploom.nn.QuantizedLinear.from_linear(linear, "int4", group=32)
+    layer = cases.linear().cuda()
     x = torch.randn(5, 256, device="cuda", dtype=torch.bfloat16)
     before = warploom.counters.launches
     found = torch.nn.functional.linear(x, layer.weight)
