@@ -1,10 +1,14 @@
 // dequantize_sm90a_bf16_uint4_g128_fp16_for_e4m3_slabs2_ctas6_8886e07e
 //
 // W [experts, n, k] of quantized weights: scale * (code - zero point), rounded to fp32
-//   uint4 to bf16; codes in the order for activations of e4m3
+//   uint4 to bf16; codes in the order for e4m3 activations
 // Digest 8886e07e37eeb2f06488452a9d4295587b31f8433dc664c0d05879004acadd84; `warploom show` prints this file.
 //
 // Launch: 128 threads; grid: one CTA per 64 rows and 256 columns of an expert
+// A warp has 16 rows of each slab: it decodes what it has loaded into shared memory of its own, where it has
+// whole rows; it loads its part of the next slab, and stores the rows meanwhile. No warp waits for another.
+// Registers per thread: at most 80, for 6 CTAs of 128 threads per SM.
+// Shared memory: 18432 bytes, static. No barriers.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -134,7 +138,7 @@ struct Group {
   }
 };
 
-// What a thread has of a slab.
+// The codes, scales and zero points of a slab that a thread holds in registers.
 struct Loaded {
   uint32_t words[Slab::kPieces * 4 / Slab::kWords][Slab::kWords];
   Group groups[Slab::kGroups];
@@ -151,12 +155,12 @@ struct Loaded {
   }
 };
 
-// The rows of a warp by the k of a slab. Rows are apart so that the threads' values are in banks of their own.
+// The 16 rows of a warp in shared memory, padded so that its threads write decoded values to different banks.
 struct Staged {
   static constexpr int kRowWords = kDepth / 2 + Slab::kOfRegister * 2;  // words
   alignas(16) uint32_t words[kWarpRows * kRowWords];
 
-  // Decodes what the warp's threads have of a slab.
+  // Decodes what a thread holds of a slab: every thread of the warp calls it.
   __device__ __forceinline__ void decode(const Loaded& loaded) {
     const int lane = threadIdx.x % 32;
     uint32_t* const to = words + lane / 4 * kRowWords + lane % 4 * (Slab::kOfRegister / 2);
@@ -180,8 +184,10 @@ struct Staged {
     }
   }
 
-  // Stores them: half a warp has a row, and each thread 16 bytes of it.
-  __device__ __forceinline__ void store(uint16_t* to, int64_t row_stride, int rows, int columns, bool aligned) const {
+  // Stores the rows to W: half a warp has a row, and each thread 16 bytes of it. `aligned` says whether rows of
+  // W begin at multiples of 16 bytes; what lies beyond `rows` and `columns` is not written.
+  __device__ __forceinline__ void store(uint16_t* to, int64_t row_stride, int rows, int columns,
+                                        bool aligned) const {
     const int lane = threadIdx.x % 32, column = lane % 16 * 8;
     const uint32_t* from = words + lane / 16 * kRowWords + column / 2;
     to += lane / 16 * row_stride + column;
@@ -205,6 +211,7 @@ struct Staged {
     }
   }
 };
+static_assert(sizeof(Staged) * (kThreads / 32) == 18432);
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     dequantize_sm90a_bf16_uint4_g128_fp16_for_e4m3_slabs2_ctas6_8886e07e(const __grid_constant__ Parameters p) {

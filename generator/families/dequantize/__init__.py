@@ -21,14 +21,14 @@ __all__ = [
     "DequantizeShape",
 ]
 
-# Formats whose codes and orders are those of another, with scales that decoding has nothing of.
+# Formats whose codes are stored and decoded as those of another: their scales alone differ.
 _ALIKE = {"mxfp8": "e4m3", "nvfp4": "mxfp4"}
 
 
 class Dequantize(
     Family[DequantizeOperation, DequantizeSchedule, DequantizeShape, DequantizeProblem]
 ):
-    """Dense weights."""
+    """Kernels that compute dense 16-bit weights of quantized ones."""
 
     def context(self, spec: DequantizeSpec) -> dict[str, Any]:
         """How codes are decoded, by the parts of mixed_gemm, and what their scales are.
@@ -39,6 +39,8 @@ class Dequantize(
         shared = {
             "slab_columns": spec.schedule.tile[1],
             "packed": "bf16x2" if operation.w == "bf16" else "f16x2",
+            "registers": spec.schedule.registers,
+            "shared_bytes": operation.shared_bytes,
         }
         if operation.layout == "rows":
             return shared

@@ -74,7 +74,10 @@ def chunks(at: AtLaunch) -> int:
 def launches(
     spec: DequantizeSpec, problem: DequantizeProblem, device: DeviceLimits
 ) -> list[Launch]:
-    """One launch. No extent may be 0; ProblemError for more than 32 bits count."""
+    """Return the only launch of a call, whose experts, n and k are not 0.
+
+    Raises ProblemError where CTAs, rows or columns are more than 32 bits count.
+    """
     at = data.AtLaunch(spec, problem, device)
     grid = problem.experts * problem.row_blocks * chunks(at)
     columns = problem.slabs_of_k + spec.schedule.slabs

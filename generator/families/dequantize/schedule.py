@@ -63,6 +63,11 @@ class DequantizeOperation:
         """How the codes are stored; SpecificationError where no codes are."""
         return SlabLayout(self.format, self.group or None, self.scale, self.activations)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA: 64 rows of 128 values of 16 bits, and padding of each."""
+        return 0 if self.layout == "rows" else ROWS * (2 * DEPTH + self.slab.step)
+
     def moved(self, experts: int, n: int, k: int) -> int:
         """Bytes that are read and written: slabs, each with its padding, or rows; and W."""
         if self.layout == "rows":
@@ -92,6 +97,11 @@ class DequantizeSchedule:
     def threads(self) -> int:
         """Threads of a CTA."""
         return THREADS
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread may have: 65536 of an SM are allotted in eights."""
+        return 65536 // (self.ctas_per_sm * self.threads) // 8 * 8
 
     @property
     def tile(self) -> tuple[int, int]:
