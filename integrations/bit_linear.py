@@ -251,5 +251,5 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Return dy W, W being given back in dy's type."""
+        """Return dy W, W being dequantized to dy's type."""
         return dy @ dequantized(ctx.weight, dy.dtype), None, None

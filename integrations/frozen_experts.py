@@ -5,9 +5,9 @@ backward   the first GEMM again, in fp32, where its kernel had the gate: nothing
            kept from pass to pass. Then the gradient of the gate, by torch; that of the bias, which
            is sums of rows; and that of the rows, dy W, by a grouped GEMM of 16 bits
 
-W is given back in 16 bits in each backward pass, for some experts at a time, so that the memory
+W is dequantized to 16 bits in each backward pass, for some experts at a time, so that the memory
 that this takes has a bound. Which experts have rows only the device knows, and nothing waits for
-it: all of them are given back.
+it: all of them are dequantized.
 """
 
 from __future__ import annotations
