@@ -74,11 +74,17 @@ def dequantize(
                 rule="must be a range of the weight's experts, whose bounds are integers",
                 fix="leave first and end out for all of a weight",
             )
-        parts = tuple(None if one is None else one[first:last] for one in parts)
+        if not isinstance(weight, torch.Tensor) or _of_as_many(scale, experts):
+            parts = tuple(None if one is None else one[first:last] for one in parts)
     if isinstance(weight, torch.Tensor):
         return _dequantize_rows(*parts, dtype, spec, out)[0]
     data, scales, zeros = parts
     return _dequantize(data, packing(weight.metadata), scales, zeros, dtype, spec, out)[0]
+
+
+def _of_as_many(scale: object, experts: int) -> bool:
+    """Whether scales are those of so many experts. Others stay whole, and the call refuses them."""
+    return isinstance(scale, torch.Tensor) and scale.dim() > 0 and scale.shape[0] == experts
 
 
 def _no_weight(value: str) -> ProblemError:

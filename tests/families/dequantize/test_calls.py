@@ -160,6 +160,10 @@ def test_rows_that_are_not_taken_are_told() -> None:
         ((data,), {"scale": scale[:, :1]}, r"scale \[3, 1, 2\].*must be \[3, 2, 2\]"),
         ((data,), {"scale": scale.half()}, "of torch.float16"),
         ((data[0],), {"scale": scale[0], "first": 1}, "must be a range"),
+        ((data,), {"scale": 1.0, "first": 1}, "scale 1.0 of type float: must be a torch tensor"),
+        ((data,), {"scale": scale[0, 0, 0], "first": 1}, r"scale \[\] .*must be \[3, 2, 2\]"),
+        ((data,), {"scale": scale[1:], "first": 1}, r"scale \[2, 2, 2\].*must be \[3, 2, 2\]"),
+        ((data,), {"scale": scale.repeat(2, 1, 1), "first": 1, "end": 2}, r"must be \[3, 2, 2\]"),
     ]
     for given, keywords, said in wrong:
         with pytest.raises(ProblemError, match=said):
