@@ -64,7 +64,10 @@ def main(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     steps, batch = steps or (20 if tiny else 200), batch or (4 if tiny else 32)
     text = python_texts.load(docstrings=not tiny).training.long()
-    rows = text.unfold(0, context or (32 if tiny else 512), 1)
+    context = context or (32 if tiny else 512)
+    if context > len(text):
+        raise click.UsageError(f"--context {context}: must be at most {len(text)}, all of the text")
+    rows = text.unfold(0, context, 1)
     drawn = torch.randint(len(rows), (steps, batch), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(tiny_or_whole(tiny)).bfloat16().to(device).train()

@@ -44,7 +44,13 @@ def processes() -> Iterator[torch.device]:
     on_gpu = torch.cuda.is_available()
     device = torch.device("cpu")
     if on_gpu:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if rank >= gpus:
+            raise click.UsageError(
+                f"process {rank} of this host has no GPU, of which there are {gpus}: start one for "
+                f"each, as by `torchrun --nproc-per-node {gpus}`"
+            )
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     backend = "nccl" if on_gpu else "gloo"
     with tempfile.TemporaryDirectory() as folder:

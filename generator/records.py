@@ -11,7 +11,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import fields as fields_of
+from functools import cache, cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -116,9 +117,15 @@ class Record:
 
 def problem_key(operation: Operation, shape: Shape) -> tuple[str, ...]:
     """An operation and a shape as strings that sort as people would: numbers by their size."""
-    fields = asdict(operation)
-    lead = json.dumps(fields, sort_keys=True)
-    return (operation.family, lead, *(f"{value:012d}" for value in asdict(shape).values()))
+    known: Any = operation  # which mypy takes for unhashable
+    extents = (getattr(shape, one.name) for one in fields_of(shape))
+    return (operation.family, _sorted(known), *(f"{extent:012d}" for extent in extents))
+
+
+@cache
+def _sorted(operation: Operation) -> str:
+    """The fields of an operation, of which thousands of records share a few, by their names."""
+    return json.dumps(asdict(operation), sort_keys=True)
 
 
 def problem_text(operation: Operation, shape: Shape) -> str:

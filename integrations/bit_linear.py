@@ -18,6 +18,7 @@ from warploom.generator.formats import Activations
 from warploom.integrations.linear_sharing import share_hooks
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import check_whole, refusal
+from warploom.integrations.quantized_weight import dequantized
 from warploom.quantization import PackedWeight
 from warploom.quantization.importers import bitnet
 from warploom.runtime.api import Explanation, explain
@@ -251,4 +252,4 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Return dy W, W being given back in dy's type."""
-        return dy @ ctx.weight.dequantize(dy.dtype), None, None
+        return dy @ dequantized(ctx.weight, dy.dtype), None, None

@@ -13,7 +13,6 @@ it: all of them are given back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from warploom.generator.epilogue import GateFunction, GateLayout
 from warploom.generator.families.gemm import SCALE_BLOCK
-from warploom.generator.formats import FORMATS, REGISTERS, WORD_BITS
-from warploom.generator.slabs import ROWS, SlabLayout
 from warploom.integrations.float8_experts import bias_gradient
-from warploom.quantization import Metadata, PackedExperts, PackedWeight, dequantize, slabs
+from warploom.quantization import Metadata, PackedExperts
 from warploom.runtime.families._activation.gradient import slope
 from warploom.runtime.families._product.steps.gate import (
     ALPHA,
@@ -35,16 +32,15 @@ from warploom.runtime.families._product.steps.gate import (
 )
 from warploom.runtime.families._product.steps.gate_gradient import joined
 from warploom.runtime.families.cast.api import cast
-from warploom.runtime.families.gemm.block_scales import blocks_of, dequantised
+from warploom.runtime.families.dequantize.api import dequantize
 from warploom.runtime.families.gemm.grouped import grouped_gemm
 from warploom.runtime.families.mixed_gemm.grouped import grouped_mixed_gemm
-from warploom.runtime.operator import register
 
 LARGEST = 1 << 29
 """Weights that are in 16 bits at a time, of several experts: 1 GiB. One expert may have more."""
 
 RANGE = 1 << 25
-"""Weights, or gradients, that torch computes at a time, in 14 to 18 bytes for each: 0.6 GB."""
+"""Gradients of the gate that torch computes at a time, in 14 to 18 bytes for each: 0.6 GB."""
 
 
 class Gate(NamedTuple):
@@ -73,8 +69,8 @@ class _Packed(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Experts, rows of each as they are stored, and K."""
-        return self.slabs.shape[0], self.slabs.shape[1] * ROWS, self.metadata.k
+        """Experts, N and K."""
+        return self.slabs.shape[0], self.metadata.n, self.metadata.k
 
     def multiply(
         self,
@@ -94,8 +90,8 @@ class _Packed(NamedTuple):
 
     def dequantized(self, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K]."""
-        parts = self.slabs, self.channel_scales, self.channel_zeros
-        return _dequantized(parts, self.metadata, first, end, dtype)[:, : self.metadata.n]
+        weight = PackedExperts(self.slabs, self.metadata, self.channel_scales, self.channel_zeros)
+        return dequantize(weight, dtype, first=first, end=end)
 
 
 class _Scaled(NamedTuple):
@@ -134,7 +130,7 @@ class _Scaled(NamedTuple):
 
     def dequantized(self, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K]."""
-        return _dequantized((self.values.mT, self.scale, None), None, first, end, dtype)
+        return dequantize(self.values.mT, dtype, scale=self.scale, first=first, end=end)
 
 
 def frozen_grouped_linear(
@@ -282,155 +278,3 @@ def _some_at_a_time(experts: int, size: int) -> Iterator[tuple[int, int]]:
     parts = -(-experts // max(1, LARGEST // size))
     for part in range(parts):
         yield experts * part // parts, experts * (part + 1) // parts
-
-
-# ---- Weights in 16 bits --------------------------------------------------------------------------
-
-_Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-
-
-def _dequantized(
-    parts: _Parts, metadata: Metadata | None, first: int, end: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Weights of experts `first` to `end`, [experts, N, K]; N of PackedExperts is a multiple of 64.
-
-    Compilers see one operator: large layers have some thousand of torch's.
-    """
-    if torch.compiler.is_compiling():
-        kind = ""
-        if metadata is not None:
-            kind = f"{metadata.format} {metadata.group} {metadata.scale} {metadata.n} {metadata.k}"
-        weights: torch.Tensor = torch.ops.warploom.dequantized_experts(
-            *parts, kind, first, end, dtype
-        )
-        return weights
-    if metadata is None:
-        return _of_scaled(parts, first, end, dtype)
-    return _of_packed(parts, metadata, first, end, dtype)
-
-
-def _of_packed(
-    parts: _Parts, metadata: Metadata, first: int, end: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Those of PackedExperts: rows of all experts are those of one, and each begins a row block.
-
-    What pads the last block of an expert is computed as well.
-    """
-    data, *channels = parts
-    flat = [None if one is None else one.flatten() for one in channels]
-    whole = PackedWeight(data.flatten(0, 1), metadata, *flat)
-    n, k = data.shape[1] * ROWS, metadata.k
-    made = data.new_empty(((end - first) * n, k), dtype=dtype)
-    at_a_time = max(1, RANGE // (ROWS * k)) * ROWS
-    for begin in range(0, len(made), at_a_time):
-        rows = min(at_a_time, len(made) - begin)
-        made[begin : begin + rows] = _rows(whole, first * n + begin, rows)
-    return made.view(-1, n, k)
-
-
-def _of_scaled(parts: _Parts, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-    """Those of e4m3 weights [E, N, K] with block scales."""
-    values, scale, _ = parts
-    assert scale is not None  # noqa: S101 (for type checkers)
-    _, n, k = values.shape
-    made = values.new_empty((end - first, n, k), dtype=dtype)
-    experts = max(1, RANGE // (n * k))
-    rows = n if experts > 1 else max(1, RANGE // (SCALE_BLOCK * k)) * SCALE_BLOCK
-    for expert, row in product(range(first, end, experts), range(0, n, rows)):
-        some, lines = slice(expert, min(expert + experts, end)), slice(row, row + rows)
-        blocks = slice(row // SCALE_BLOCK, blocks_of(row + rows))
-        part = dequantised(values[some, lines], scale[some, blocks], torch.float32)
-        made[some.start - first : some.stop - first, lines] = part
-    return made
-
-
-def _operator(
-    data: torch.Tensor,
-    scales: torch.Tensor | None,
-    zeros: torch.Tensor | None,
-    kind: str,
-    first: int,
-    end: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """What the operator does, of a kind that is e4m3 with block scales where it is empty."""
-    parts = data, scales, zeros
-    if not kind:
-        return _of_scaled(parts, first, end, dtype)
-    name, group, scale, n, k = kind.split(" ")
-    each = None if group == "None" else int(group)
-    metadata = Metadata(name, each, scale, "16-bit", int(n), int(k))
-    return _of_packed(parts, metadata, first, end, dtype)
-
-
-def _without_data(
-    data: torch.Tensor,
-    scales: object,
-    zeros: object,
-    kind: str,
-    first: int,
-    end: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """The operator's result, without contents."""
-    n, k = data.shape[1], data.shape[2]
-    if kind:
-        n, k = n * ROWS, int(kind.split(" ")[-1])
-    return data.new_empty((end - first, n, k), dtype=dtype)
-
-
-register(
-    "dequantized_experts",
-    "Tensor data, Tensor? scales, Tensor? zeros, str kind, int first, int end, ScalarType dtype",
-    returns="Tensor",
-    run=_operator,
-    fake=_without_data,
-)
-
-
-# ---- Numbers of 4 bits ---------------------------------------------------------------------------
-
-_E2M1 = ("mxfp4", "nvfp4")  # formats whose codes are floats of 4 bits
-_PLAIN = SlabLayout("int4", 32, "bf16", "16-bit")  # of as many bytes, which has codes side by side
-
-
-def _moves(name: str) -> tuple[tuple[int, int], ...]:
-    """How far bits of a word are moved, to where int4 has them, and which bits of it these are."""
-    masks: dict[int, int] = {}
-    order, plain = (FORMATS[one].orders["16-bit"] for one in (name, _PLAIN.format))
-    bits = FORMATS[name].bits
-    for place in product(range(REGISTERS), range(WORD_BITS // bits // REGISTERS), range(bits)):
-        to = plain.place(*place)
-        distance = to - order.place(*place)
-        masks[distance] = masks.get(distance, 0) | 1 << to
-    return tuple((by, mask - (mask >> 31 << 32)) for by, mask in masks.items())  # as int32 has it
-
-
-_MOVES = {name: _moves(name) for name in _E2M1}
-
-
-def _rows(weight: PackedWeight, first: int, count: int) -> torch.Tensor:
-    """Return rows of W, of whole row blocks, in fp32.
-
-    Of codes that are integers or have 8 bits that is what `PackedWeight.dequantize` does. Of floats
-    of 4 bits that reads tables of the host's, for which CUDA graphs do not wait: here the device
-    moves bits.
-    """
-    metadata, end = weight.metadata, first + count
-    if metadata.format not in _E2M1:
-        return dequantize.rows(weight, first, end, torch.float32)
-    part = slabs.of_rows(weight.slabs, first, end)
-    codes = part[..., : metadata.slab.codes_bytes].clone(memory_format=torch.contiguous_format)
-    words = codes.view(torch.int32)
-    moved = torch.zeros_like(words)
-    for by, mask in _MOVES[metadata.format]:
-        moved |= (words << by if by > 0 else words >> -by) & mask
-    codes = slabs.read(moved.view(torch.uint8), _PLAIN, count, metadata.k)
-    # A sign above two bits of exponent and one of mantissa, as fp16 has them, of another bias.
-    bits = torch.arange(16, dtype=torch.int16, device=codes.device)
-    numbers = ((bits & 7) << 9 | (bits & 8) << 12).view(torch.float16).float() * 2.0**14
-    values = numbers[codes.to(torch.int32)].view(count, metadata.groups, -1)
-    scales, _ = slabs.read_scales(part, metadata.slab, count, metadata.groups, metadata.scale_dtype)
-    values = (values * scales.float()[..., None]).view(count, metadata.k)
-    whole = weight.global_scale(first, end)
-    return values if whole is None else values * whole

@@ -9,8 +9,11 @@ import torch
 from torch.utils import _pytree
 
 from warploom.errors import ProblemError
+from warploom.integrations.devices import unserved
 from warploom.quantization import Metadata, PackedWeight
 from warploom.quantization.dequantize import TYPES
+from warploom.runtime.families.dequantize.api import dequantize
+from warploom.runtime.families.dequantize.call import DTYPES
 
 _Context = tuple[Metadata, torch.dtype]
 
@@ -143,14 +146,21 @@ def dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     That tracer cannot record how bits are read as another type.
     """
     if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is None:
-        return weight.dequantize(dtype)
+        return _dequantized(weight, dtype)
     tracing: Any = torch._C
     state = tracing._get_tracing_state()
     tracing._set_tracing_state(None)
     try:
-        return weight.dequantize(dtype)
+        return _dequantized(weight, dtype)
     finally:
         tracing._set_tracing_state(state)
+
+
+def _dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """By a kernel where there is one, else by torch."""
+    if dtype not in DTYPES or unserved(weight.slabs.get_device()) is not None:
+        return weight.dequantize(dtype)
+    return dequantize(weight, dtype)
 
 
 def _ours(value: object) -> bool:

@@ -62,9 +62,8 @@ def masked(
     blocks = keywords.get("block_indices")
     if blocks is not None:
         positions = keywords.get("position_ids")
-        if positions is None:
-            positions = torch.arange(keys - rows, keys, device=query.device)
-        positions = positions if positions.dim() > 1 else positions[None]
+        if positions is None:  # which only tell what is causal where there is no mask
+            positions = torch.arange(rows, device=query.device) + (keys - 1 if rows == 1 else 0)
         made: torch.Tensor = module.indexer.build_block_mask(
             blocks, mask, keys, query.dtype, query.device, positions.expand(query.shape[0], -1)
         )

@@ -2,7 +2,7 @@
 
 Modules beside tests that are no tests, and those in tools/, are imported by their names, from any
 test; so each has a name of its own. What a session of gpu tests is beside that is in
-gpu/gpu_session.py.
+gpu/gpu_session.py, and how processes share tests in unit/scheduling.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -93,10 +92,6 @@ LONGEST = (
     "examples/test_llama_step.py",
 )
 
-# Files whose programs are forked by a process that takes 15 s to load all that they import: one
-# worker has them, and starts one.
-SHELL = ("unit/test_guide.py", "unit/test_gpu_tests.py", "integrations/test_sharding.py")
-
 helpers = {
     path.parent
     for path in TESTS.rglob("*.py")
@@ -104,7 +99,7 @@ helpers = {
     if not path.with_name("__init__.py").is_file()
 }
 sys.path.extend(str(folder) for folder in (*sorted(helpers), TESTS.parent / "tools"))
-pytest_plugins = ["gpu_session"]
+pytest_plugins = ["gpu_session", "scheduling"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -135,19 +130,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ranks = {TESTS / file: rank for rank, file in enumerate(LONGEST)}
         counts = Counter(item.path for item in items)
         items.sort(key=lambda one: (ranks.get(one.path, len(ranks)), -counts[one.path]))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401
-    """Give one worker the files of SHELL, and otherwise one file at a time."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            scope: str = super()._split_scope(nodeid)
-            return "shell" if scope.endswith(SHELL) else scope
-
-    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -199,8 +181,12 @@ def _reason_for_no_gpu() -> str | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep every test, and every process it starts, away from the user's store and settings."""
+    """Keep every test, and every process it starts, away from the user's store and settings.
+
+    Nothing that tests write has to be there after a power failure.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
         patch.delenv("WARPLOOM_COMPILE", raising=False)

@@ -28,6 +28,8 @@ sys.path += [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
 
 import gpu_records  # noqa: E402
 
+from warploom.atomic_file import beside, replace_file  # noqa: E402
+from warploom.errors import WarploomError  # noqa: E402
 from warploom.generator.artifact import Artifact  # noqa: E402
 from warploom.generator.build import build_many  # noqa: E402
 from warploom.generator.space import expand_file  # noqa: E402
@@ -40,6 +42,7 @@ AT_ONCE = 40  # kernels between two looks at the clock
 DRAWN = 8  # kernels that are compiled again
 # Kernels of a family are much alike, and lie side by side: 91 MB become 4.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 27, "nice_len": 273}]
+MAGIC = b"\xfd7zXZ\0"  # with which files of lzma begin
 
 
 class Collected:
@@ -93,34 +96,80 @@ def write(kernels: Mapping[KernelSpec, Artifact], file: Path) -> None:
         {"record": Record.of(one).model_dump_json(), "cubin": one.cubin.hex()}
         for one in sorted(kernels.values(), key=lambda one: one.name)
     ]
-    file.write_bytes(lzma.compress(json.dumps(content).encode(), filters=FILTERS))
+    replace_file(file, lzma.compress(json.dumps(content).encode(), filters=FILTERS))
 
 
 def read(file: Path) -> dict[KernelSpec, Artifact]:
-    """Return the kernels of a file that `write` wrote."""
+    """Return the kernels of a file that `write` wrote. click.ClickException for any other file."""
     found = {}
-    for one in json.loads(lzma.decompress(file.read_bytes())):
-        record = Record.model_validate_json(one["record"])
-        found[parse_name(record.name)] = record.artifact(bytes.fromhex(one["cubin"]))
+    try:
+        for one in json.loads(lzma.decompress(file.read_bytes())):
+            record = Record.model_validate_json(one["record"])
+            found[parse_name(record.name)] = record.artifact(bytes.fromhex(one["cubin"]))
+    except (lzma.LZMAError, ValueError, KeyError, TypeError, WarploomError) as error:
+        raise click.ClickException(
+            f"{file} is no file of kernels of this version, or not all of one ({error}): pack it "
+            "again, from this commit."
+        ) from error
     return found
 
 
+def require_place(file: Path) -> None:
+    """Raise click.ClickException for a file that cannot be written, or holds something else: what
+    is to be written there takes hours to compile.
+    """
+    held = b""
+    if file.exists():
+        with file.open("rb") as there:
+            held = there.read(len(MAGIC))
+    if held not in (b"", MAGIC):
+        raise click.ClickException(
+            f"{file} is there and has no kernels, and would be replaced: name another FILE first, "
+            "and tests behind it."
+        )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with beside(file):
+            pass
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be written: {error.strerror}.") from error
+
+
 def put(artifacts: Iterable[Artifact], store: Store) -> None:
-    """Put kernels into a store as if this machine's toolchain had compiled them."""
+    """Put kernels into a store as if this machine's toolchain had compiled them.
+
+    click.ClickException where a store takes none: it would be this process's memory that has them.
+    """
     identity = find().identity
     for artifact in artifacts:
         own = replace(artifact, toolchain=identity)
         store.put(Record.of(own).key, own)
+        if reason := store.kept_in_memory.get(own.name):
+            raise click.ClickException(f"{own.name} is not stored: {reason}.")
 
 
 def different(kernels: Mapping[KernelSpec, Artifact]) -> list[str]:
-    """Return the names of those that this machine compiles to other bytes, of some drawn here."""
+    """Return the names of those that this machine compiles to other bytes, of some drawn here.
+
+    click.ClickException where it compiles them from another source, or not at all.
+    """
     drawn = random.sample(list(kernels), min(DRAWN, len(kernels)))
-    return [
-        spec.name
-        for spec, made in zip(drawn, build_many(drawn, Store(None)), strict=True)
-        if not isinstance(made, Artifact) or made.cubin != kernels[spec].cubin
-    ]
+    try:
+        compiled = build_many(drawn, Store(None), policy="allow")
+    except WarploomError as error:
+        raise click.ClickException(f"this machine cannot compile: {error}") from error
+    others = list[str]()
+    for spec, made in zip(drawn, compiled, strict=True):
+        if not isinstance(made, Artifact):
+            raise click.ClickException(f"this machine does not compile {spec.name}: {made}")
+        if made.source_digest != kernels[spec].source_digest:
+            raise click.ClickException(
+                f"{spec.name} has another source here than in the file, so that none of it is "
+                "taken: pack it again, from this commit."
+            )
+        if made.cubin != kernels[spec].cubin:
+            others.append(spec.name)
+    return others
 
 
 @click.group()
@@ -129,7 +178,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("paths", nargs=-1)
 @click.option(
     "--config",
@@ -154,24 +203,31 @@ def pack(
     Without PATHS and without --config these are the kernels of all GPU tests.
     """
     end = time.monotonic() + seconds
+    require_place(file)
     specs = collected(paths).specs if paths or not configurations else []
     specs += [spec for one in configurations for spec in expand_file(one).specs]
     specs, kept = list(dict.fromkeys(specs)), Store(store)
     made: dict[KernelSpec, Artifact] = {}
-    for begin in range(0, len(specs), AT_ONCE):
-        if time.monotonic() > end:
-            break
-        some = specs[begin : begin + AT_ONCE]
-        results = zip(some, build_many(some, kept, jobs), strict=True)
-        made.update((spec, one) for spec, one in results if isinstance(one, Artifact))
-        click.echo(f"{min(begin + AT_ONCE, len(specs))} of {len(specs)} kernels")
+    try:
+        for begin in range(0, len(specs), AT_ONCE):
+            if time.monotonic() > end:
+                break
+            some = specs[begin : begin + AT_ONCE]
+            for spec, one in zip(some, build_many(some, kept, jobs), strict=True):
+                if isinstance(one, Artifact):
+                    made[spec] = one
+                else:
+                    click.echo(f"{spec.name} is not compiled: {one}")
+            click.echo(f"{min(begin + AT_ONCE, len(specs))} of {len(specs)} kernels")
+    except KeyboardInterrupt:
+        click.echo("stopped")
     write(made, file)
     click.echo(f"{len(made)} kernels of {len(specs)} are in {file}, {file.stat().st_size} bytes")
 
 
 @main.command()
-@click.argument("file", type=click.Path(exists=True, path_type=Path))
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("store", type=click.Path(file_okay=False, path_type=Path))
 def unpack(file: Path, store: Path) -> None:
     """Put the kernels of FILE into STORE."""
     kernels = read(file)

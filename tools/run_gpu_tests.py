@@ -6,19 +6,20 @@ ran 30 and 9. What passed is noted when a list ends; a list that is stopped has 
 were finished. `make gpu-test` calls it.
 """
 
-# ruff: noqa: S603 (pytest, of this environment)
+# ruff: noqa: S603 (what the user asks for)
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -33,12 +34,22 @@ import share_gpus  # noqa: E402
 
 LIST = 1_500  # seconds of one process after which a list is full: 16 need two minutes
 UNKNOWN = 60  # seconds that a file without a record is taken to need
-# What runs pytest: one that was begun in the background has SIGINT ignored, by which a list ends.
-PYTEST = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "import pytest; sys.exit(pytest.main())"
-)
+# What becomes the command: one that was begun in the background has SIGINT ignored, by which it is
+# ended, and one whose tool was killed would hold its GPU.
+BEGIN = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+try:
+    os.execvp(sys.argv[1], sys.argv[1:])
+except OSError as error:
+    print(f"{sys.argv[1]}: {error.strerror}", flush=True)
+    os._exit(127)
+"""
+HANGS = 300  # seconds after which a test hangs: the longest, of mutants, take one or two minutes
 GRACE = 45  # seconds in which an interrupted pytest writes what passed
+GONE = 10  # seconds in which what is killed is gone, unless a driver holds it
+MARK = "WARPLOOM_SUPERVISED"  # of the environment of a command, and of all that it begins
 
 
 def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
@@ -64,12 +75,8 @@ def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
 
 def records(folder: Path, root: Path = ROOT) -> dict[str, Any]:
     """Return the record of each place in `folder`, or the repository's where that has none."""
-    found = {}
-    for place in gpu_records.places(root):
-        written = (base / place / "record.json" for base in (folder, root / "tests"))
-        if path := next((one for one in written if one.is_file()), None):
-            found[place] = json.loads(path.read_text())
-    return found
+    found = {place: gpu_records.latest(place, folder, root) for place in gpu_records.places(root)}
+    return {place: record for place, record in found.items() if record}
 
 
 def missing(files: Sequence[str], folder: Path, root: Path = ROOT) -> list[str]:
@@ -119,21 +126,71 @@ def supervised(
 ) -> int:
     """Run a command that prints into `log`, until time.monotonic() is `end()`; its exit status.
 
-    One that runs longer is interrupted, as Ctrl-C does, and killed GRACE seconds later.
+    One that runs longer is interrupted, as Ctrl-C does, and killed GRACE seconds later. Whatever
+    it began and left is killed when it has ended: that would hold the GPU.
     """
+    mark = f"{os.getpid()}-{secrets.token_hex(8)}"
     with log.open("w") as written:
         process = subprocess.Popen(
-            command, cwd=cwd, env=env, stdout=written, stderr=subprocess.STDOUT
+            [sys.executable, "-IS", "-c", BEGIN, *command],
+            cwd=cwd,
+            env={**env, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
         )
-        while process.poll() is None and time.monotonic() < end():
-            time.sleep(0.1)
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
         try:
-            return process.wait(GRACE)
-        except subprocess.TimeoutExpired:
+            while process.poll() is None and time.monotonic() < end():
+                time.sleep(0.1)
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(GRACE)
             process.kill()
-            return process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(GONE)
+            return -signal.SIGKILL  # its driver holds it
+        finally:
+            until = time.monotonic() + GONE
+            while _killed(f"{MARK}={mark}".encode()) and time.monotonic() < until:
+                time.sleep(0.01)
+
+
+def _killed(mark: bytes) -> bool:
+    """Kill the processes whose environment has this, and say whether there was one: some begin a
+    session or a group of processes of their own, so that neither tells of all.
+    """
+    found = False
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
+                found = True
+    return found
+
+
+def environment(gpu: str) -> dict[str, str]:
+    """Return the variables of a command that sees one GPU, and this checkout; `""`: all that are.
+
+    What it prints is in its file at once, whatever ends it.
+    """
+    path = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Take SIGTERM, as `timeout` sends it, for Ctrl-C: commands are ended, and results written."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Run:
@@ -182,10 +239,9 @@ class Run:
     def _run(self, number: int, files: Sequence[str], gpu: str) -> None:
         begun = time.monotonic()
         log = self.logs / f"list{number}.log"
-        command = [sys.executable, "-c", PYTEST, *self.arguments, *files]
+        command = [sys.executable, "-m", "pytest", *self.arguments, *files]
         command += [f"--basetemp={self.logs / f'temporary{number}'}"]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-        status = supervised(command, log, lambda: self.end, cwd=self.root, env=environment)
+        status = supervised(command, log, lambda: self.end, cwd=self.root, env=environment(gpu))
         if status != 0:  # never |=: another thread might have set it meanwhile
             self.failed = True
         lines = log.read_text(errors="replace").splitlines()
@@ -220,18 +276,24 @@ def main(
     The exit status is 1 where a test failed or was not run.
     """
     end = time.monotonic() + seconds
+    record = record.resolve()  # each pytest begins in another folder
     files = files_of(paths)
     if only_missing:
         files = missing(files, record)
+        if not files:
+            click.echo("a record holds for each of these files: nothing is run")
+            return
     gpus = share_gpus.visible() or [""]
     workers = workers or max(1, min(16, len(os.sched_getaffinity(0)) // len(gpus)))
     folder = ROOT / "build" / "gpu_tests"
     folder.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="run_", dir=folder))  # several runs share a checkout
-    arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup", "-p"]
-    arguments += ["no:cacheprovider", "--store", str(folder / "store"), "--record", str(record)]
+    arguments = ["-q", "-m", "gpu", "-n", str(workers), "--dist", "loadgroup"]
+    arguments += ["-p", "no:cacheprovider", "-o", f"faulthandler_timeout={HANGS}"]
+    arguments += ["--store", str(folder / "store"), "--record", str(record)]
     run = Run(lists(files, records(record)), arguments, logs, end)
-    run.on_all(gpus)
+    with interrupted_by_sigterm():
+        run.on_all(gpus)
     sys.exit(run.failed)
 
 

@@ -172,6 +172,12 @@ def combinations(spec: Any) -> Iterator[Any]:
         )
 
 
+def dequantized(spec: Any) -> Iterator[Any]:
+    """Yield problems of quantized weights: one slab, several, and experts with room between."""
+    for experts, n, k in ((1, 64, 128), (1, 61, 4160), (33, 5760, 2880)):
+        yield defined("DequantizeProblem")(experts, n, k, k + 8, n * (k + 8) + 16)
+
+
 def pieces(spec: Any) -> Iterator[Any]:
     """Yield problems of a matrix that is split; every row stride is another."""
     for m, n in MATRICES:
@@ -197,6 +203,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_merge": merges,
     "attention_quantize": quantizations,
     "cast": casts,
+    "dequantize": dequantized,
     "fp32_pieces": pieces,
     "sparse_gemm": sparse_products,
     "route": routings,

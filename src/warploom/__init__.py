@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from warploom.runtime.families.cast.api import cast
     from warploom.runtime.families.combine.api import combine, permute
+    from warploom.runtime.families.dequantize.api import dequantize
     from warploom.runtime.families.fp32_pieces.api import fp32_pieces
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.gemm.block_sparse import block_sparse_gemm
@@ -105,6 +106,7 @@ __all__ = [
     "cast",
     "combine",
     "counters",
+    "dequantize",
     "dropout_mask",
     "experts",
     "explain",
@@ -164,6 +166,7 @@ _LAZY = {
     "cast": "warploom.runtime.families.cast.api",
     "combine": "warploom.runtime.families.combine.api",
     "counters": "warploom.runtime.api",
+    "dequantize": "warploom.runtime.families.dequantize.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",
     "experts": "warploom.integrations.experts",
     "explain": "warploom.runtime.api",

@@ -18,10 +18,13 @@ needs_compiler = pytest.mark.skipif(
 # Programs run once: to optimise them further takes longer. A sum beyond 32 bits ends one.
 _PROGRAM = (
     *("-Og", "-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
-    *("-I", str(Path(__file__).parents[1] / "families")),
+    *("-I", str(Path(__file__).parents[1] / "families"), "-I", str(Path(__file__).parent)),
 )
 # What is unique in a process would be that of the kernel that was loaded first, under its name.
-_LIBRARY = ("-Og", "-w", "-shared", "-fPIC", "-fno-gnu-unique")
+_LIBRARY = (
+    *("-Og", "-w", "-shared", "-fPIC", "-fno-gnu-unique"),
+    *("-I", str(Path(__file__).parent)),
+)
 _HEADERS = (
     *("algorithm", "climits", "cstdint", "cstdio", "cstdlib", "cstring", "limits", "map", "set"),
     "vector",

@@ -28,3 +28,9 @@ def test_losses_fall_alike_with_warploom_and_without() -> None:
 def test_a_person_is_shown_losses_and_times() -> None:
     lines = run("--steps", "2").splitlines()
     assert lines[-1].startswith("warploom  loss 5.") and lines[-1].endswith(" ms a step")
+
+
+def test_a_row_that_is_longer_than_the_text_is_refused() -> None:
+    """An error of torch's named a dimension."""
+    done = CliRunner().invoke(train_moe.main, ["--tiny", "--context", "999999999"])
+    assert done.exit_code == 2 and "--context 999999999: must be at most" in done.output

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import train_sharded
@@ -21,3 +22,12 @@ def test_fp8_learns_what_bf16_does_however_its_weights_are_gathered() -> None:
     assert bf16[-1] < 0.97 * bf16[0]
     assert fp8 != bf16
     assert fp8 == pytest.approx(bf16, rel=0.02) and gathered == pytest.approx(fp8, rel=0.02)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's error of an invalid device ordinal says nothing of torchrun."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    done = CliRunner().invoke(train_sharded.main, ["--tiny"])
+    assert done.exit_code == 2 and "torchrun --nproc-per-node 1" in done.output

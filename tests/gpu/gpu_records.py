@@ -173,12 +173,13 @@ def write(
     name and an outcome each: (`tests/gpu/test_x.py`, `sanitizers.memcheck`, `clean`). Where
     `folder` has no record yet, the repository's is gone on with. Return what was written.
     """
+    from warploom.atomic_file import replace_file
+
     written = []
     known = places(root)
     for place in sorted({_place(file) for file in (*counts, *failed)} & known.keys()):
         path = folder / place / "record.json"
-        latest = path if path.is_file() else root / "tests" / place / "record.json"
-        before = json.loads(latest.read_text()) if latest.is_file() else {}
+        before = latest(place, folder, root)
         state = {"digest": digest(known[place], root), **_machine()}
         kept = before if all(before.get(name) == value for name, value in state.items()) else {}
         content: dict[str, Any] = {**kept, **state, "date": datetime.now(UTC).date().isoformat()}
@@ -191,9 +192,24 @@ def write(
                 group, _, entry = name.partition(".")
                 content.setdefault(group, {})[entry] = value
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        replace_file(path, json.dumps(content, indent=2) + "\n")  # a run may be ended
         written.append(path)
     return written
+
+
+def latest(place: str, folder: Path, root: Path = ROOT) -> dict[str, Any]:
+    """Return a place's record in `folder`, or the repository's where that has none; {} without.
+
+    One that was cut off by the end of a machine is none: what passed since is worth more.
+    """
+    for base in (folder, root / "tests"):
+        try:
+            found = json.loads((base / place / "record.json").read_text())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _place(file: str) -> str:

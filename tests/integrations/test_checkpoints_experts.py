@@ -228,3 +228,27 @@ def test_what_a_model_keeps_in_fp32_is_not_rounded(
     model = warploom.load_checkpoint(tmp_path, dtype=torch.bfloat16)
     assert torch.equal(model.get_parameter(key), wanted)
     assert model.lm_head.weight.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_ids_of_no_expert_are_skipped_whatever_weights_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, weights of all experts were read behind the last: a context that is lost."""
+
+    def layers(n: int, k: int) -> list[QuantizedLinear]:
+        weights = (
+            warploom.quantize(torch.randn(n, k).bfloat16(), "int4", group=32) for _ in "1234"
+        )
+        return [QuantizedLinear.from_packed(one) for one in weights]
+
+    torch.manual_seed(0)
+    mixture = QuantizedExperts(layers(128, 64), layers(64, 64), alpha=1.25, limit=0.5)
+    ids = torch.tensor([[0, 4], [1, 2], [4, 4], [-1, 3], [2, 0]])
+    hidden, weights = torch.randn(5, 64).bfloat16(), torch.rand(5, 4)
+    alone = mixture(hidden, ids, weights)  # on a CPU one by one
+    monkeypatch.setattr("warploom.integrations.checkpoints.experts.refusal", lambda *_: None)
+    listed = weights.gather(1, ids.clamp(0, 3))
+    results = mixture(hidden, ids, weights)
+    assert torch.equal(results, mixture(hidden, ids, listed)) and not results[2].any()
+    assert (results - alone).float().norm() <= 2**-6 * alone.float().norm()

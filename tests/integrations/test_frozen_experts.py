@@ -96,6 +96,28 @@ def test_gates_have_their_gradients(function: GateFunction, layout: GateLayout) 
     assert max(largest(layer, args).values()) <= 1
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_gates_at_their_limit_have_the_gradients_of_clamp(layout: GateLayout) -> None:
+    """Rows are columns of weights, some of which are the limit exactly: it is as below."""
+    random = torch.Generator().manual_seed(2)
+    numbers = torch.tensor([-3, -2, -1, 0.5, 1, 2, 3])
+    args, weights = sample(2, 32, 32, tokens=32, k=1, biases=True, dtype=FP16, **MXFP4)
+    w = numbers[torch.randint(7, (2, 64, 32), generator=random)]
+    w[:, :, 0] = 3  # the largest of a block tells its scale
+    args["gate_up"] = PackedExperts.quantize(w.half(), **MXFP4)
+    args["hidden"] = torch.eye(32, dtype=FP16).requires_grad_()
+    args["ids"], bias = torch.arange(32)[:, None] % 2, torch.zeros(2, 64)
+    args["gate_up_bias"] = bias.clone().requires_grad_()
+    assert torch.equal(args["gate_up"].dequantize(torch.float32), w)
+    gate = Gate("swiglu_oai", layout, 1.25, 2.0)
+    layer = Layer(w.double(), weights["down"], bias.double(), weights["down_bias"], gate)
+    results = step(args, gate)
+    read = (args[name] for name in ("hidden", "ids", "weights"))
+    want = layer.by_autograd(*read, gradient(results[0]))
+    for name, one in zip(["out", *exact.graded(args)], results, strict=True):
+        assert (one - want[name]).norm() <= 2**-8 * want[name].norm(), name
+
+
 @pytest.mark.parametrize("sizes", [(64, 8, 1), (72, 40, 3), (200, 104, 5)])
 def test_sizes_may_be_any_that_experts_take(sizes: tuple[int, int, int]) -> None:
     """Rows of quantized weights are stored by 64, and k by 128."""
@@ -141,6 +163,29 @@ def test_one_gradient_alone_is_the_same(name: str, alone: str) -> None:
     assert torch.equal(results, expected[alone])
 
 
+@pytest.mark.parametrize("name", ["int4", "e4m3"])
+def test_weights_that_no_gradient_needs_are_not_given_back(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of biases alone, only the gradient of gate_up's goes through a weight, which is down."""
+    args, _ = sample(E, H, I, biases=True, **WEIGHTS[name])
+    given = list[int]()
+    own = module._dequantized
+
+    def noting(*read: Any) -> torch.Tensor:
+        weights: torch.Tensor = own(*read)
+        given.append(weights.shape[-1])
+        return weights
+
+    monkeypatch.setattr(module, "_dequantized", noting)
+    for trained, inputs in ((("gate_up_bias", "down_bias"), [I]), (("down_bias",), [])):
+        for key in ("hidden", "weights", "gate_up_bias", "down_bias"):
+            args[key].requires_grad_(key in trained)
+        given.clear()
+        step(args)
+        assert given == inputs
+
+
 # ---- Memory --------------------------------------------------------------------------------------
 
 
@@ -176,11 +221,13 @@ def test_some_experts_at_a_time_have_the_same_gradients(
     expected = step(args)
     monkeypatch.setattr(module, "LARGEST", experts * 2 * I * H)
     assert same(step(args), expected)
-    args["ids"] = torch.full_like(args["ids"], 4)
-    args["ids"][1:9] = -1
-    results = step(args)
-    monkeypatch.setattr(module, "LARGEST", 1 << 29)
-    assert same(results, step(args))
+    for ids in (torch.full_like(args["ids"], 4), torch.full_like(args["ids"], E - 1)):
+        args["ids"] = ids  # the last row of all is of the last expert, or of none
+        ids[1:9] = -1 if ids[0, 0] == 4 else 0
+        monkeypatch.setattr(module, "LARGEST", experts * 2 * I * H)
+        results = step(args)
+        monkeypatch.setattr(module, "LARGEST", 1 << 29)
+        assert same(results, step(args))
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "e4m3"])
@@ -212,6 +259,25 @@ def test_the_weights_of_few_experts_are_in_memory_at_once(
     monkeypatch.setattr(module, "LARGEST", 2 * 2 * I * H)
     step(sample(E, H, I, **MXFP4)[0])
     assert len(alive) == 3 + 2  # of gate_up, then of down, which is stored by 64 rows
+
+
+def test_what_comes_before_the_gate_is_in_memory_for_some_rows_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alive: list[Any] = []
+    own = module._Packed.multiply
+
+    def noting(self: Any, *read: Any) -> torch.Tensor:  # noqa: ANN401
+        assert not any(one() is not None for one in alive), "the rows before are not freed"
+        made = own(self, *read)
+        if made.dtype == torch.float32:  # it is computed again
+            alive.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(module._Packed, "multiply", noting)
+    monkeypatch.setattr(module, "RANGE", 40 * 2 * I)
+    step(sample(E, H, I, **MXFP4)[0])
+    assert len(alive) == 3  # of 111 rows
 
 
 def test_sizes_of_large_models_are_a_few_ranges() -> None:

@@ -139,3 +139,66 @@ def test_a_choice_by_a_name_that_nobody_knows_is_refused() -> None:
     q = torch.randn(1, 4, 8, 16)
     with pytest.raises(ProblemError, match=r"row_indices \[1, 8, 2\].*by which the model selects"):
         attention(layer, q, q, q, None, row_indices=torch.zeros(1, 8, 2, dtype=torch.long))
+
+
+def test_packed_sequences_of_a_layer_that_chooses_keys_are_separate() -> None:
+    """Told by cu_seq_lens alone, layers that choose keys attended from one sequence to another."""
+    ours = model("minimax_m3_vl_text")
+    warploom.patch(ours, linear=False, experts=False)
+    ends = torch.tensor([0, 10, ROWS], dtype=torch.int32)
+    told = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    positions = torch.cat((torch.arange(10), torch.arange(ROWS - 10)))[None]
+    with torch.no_grad():
+        want = ours(input_ids=IDS[:1], position_ids=positions, use_cache=False).logits
+        result = ours(input_ids=IDS[:1], position_ids=positions, use_cache=False, **told).logits
+        torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
+        other = IDS[:1].clone()
+        other[:, :10] = IDS[1:, :10]
+        first, second = (
+            ours(input_ids=one, use_cache=False, **told).logits[:, 10:] for one in (IDS[:1], other)
+        )
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("keys", [8, 16])
+@pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_without_a_mask_no_row_sees_a_later_key(kind: str, keys: int) -> None:
+    """Also of a cache of a fixed size, whose later keys are not filled, and without positions."""
+    from warploom.integrations.transformers_attention import attention
+
+    layer, rows = model(kind).model.layers[2].self_attn, 8
+    random = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 4, count, 16, generator=random) for count in (rows, keys, keys))
+    if kind == "deepseek_v32":  # each twice, and none by -1
+        chosen = torch.arange(keys).repeat(2, rows, 2)
+        chosen = {"indices": torch.cat((chosen, torch.full((2, rows, 3), -1)), 2)}
+    else:
+        chosen = {"block_indices": torch.arange(keys // 4).expand(2, 2, rows, -1)}
+    result, _ = attention(layer, q, k, v, None, **chosen)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k[:, :, :rows], v[:, :, :rows], is_causal=True
+    )
+    torch.testing.assert_close(result, want.transpose(1, 2), rtol=1e-5, atol=1e-5)
+    last, _ = attention(layer, q[:, :, -1:], k, v, None, **{
+        name: one[..., -1:, :] for name, one in chosen.items()
+    })  # fmt: skip
+    want = torch.nn.functional.scaled_dot_product_attention(q[:, :, -1:], k, v)
+    torch.testing.assert_close(last, want.transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_a_mask_that_is_added_to_scores_hides_keys_that_were_chosen(kind: str) -> None:
+    plain, ours = model(kind), model(kind)
+    warploom.patch(ours, linear=False, experts=False)
+    hidden = torch.ones(2, 1, ROWS, ROWS, dtype=torch.bool).triu(1)
+    hidden[1, :, 3:, :3] = True
+    for dtype in (torch.float32, torch.bool):
+        mask = ~hidden
+        if dtype != torch.bool:
+            mask = torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(dtype).min)
+        with torch.no_grad():
+            results = [
+                one(input_ids=IDS, attention_mask=mask, use_cache=False).logits
+                for one in (plain, ours)
+            ]
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)

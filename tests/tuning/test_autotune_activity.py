@@ -390,8 +390,8 @@ def test_a_problem_that_is_tuned_says_what_was_measured_at_once(
     """A report called a problem "recorded before" that had just been measured."""
     renewed = Course._renew
 
-    def late(course: Course, problem: Problem) -> None:
-        renewed(course, problem)
+    def late(course: Course, problem: Problem, **how: bool) -> None:
+        renewed(course, problem, **how)
         time.sleep(0.3)
 
     plan = plan_of()

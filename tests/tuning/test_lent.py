@@ -235,7 +235,7 @@ def test_lent_records_are_never_taken_for_own_ones_or_written(folder: Path) -> N
     (lender,) = records.lent(H100)
     assert len(records.known(H100).records) == 0 and len(lender.records) > 100
     before = records.digest(H100)
-    problem = Problem(DeviceLimits(132, H100, "13.0"), PLAIN, GemmShape(*ROWS), 0.0, 0.1)
+    problem = Problem(DeviceLimits(132, H100, "13.0"), PLAIN, GemmShape(*ROWS), began=0.0)
     keeping = Keeping()
     assert not keeping.recorded(problem)
     own = record(*ROWS, best=Timed(SLIM, 4e-5, 0.003))

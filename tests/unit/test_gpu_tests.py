@@ -97,3 +97,78 @@ def test_no_kernel_is_taken_that_this_machine_compiles_to_other_bytes(
     result = CliRunner().invoke(carry_kernels.main, arguments)
     assert result.exit_code == 1 and f"compiles {spec.name} to other bytes" in result.output
     assert not (tmp_path / "store").exists()
+
+
+@pytest.fixture
+def packed(small: tuple[KernelSpec, Artifact], tmp_path: Path) -> Path:
+    """A file of that kernel."""
+    carry_kernels.write(dict([small]), tmp_path / "kernels.xz")
+    return tmp_path / "kernels.xz"
+
+
+def refusal(*arguments: object) -> str:
+    """What a command that fails says."""
+    result = CliRunner().invoke(carry_kernels.main, [str(one) for one in arguments])
+    assert result.exit_code != 0 and isinstance(result.exception, SystemExit), result.output
+    return result.output
+
+
+def test_kernels_that_are_in_a_store_may_be_unpacked_again(packed: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        result = CliRunner().invoke(
+            carry_kernels.main, ["unpack", str(packed), str(tmp_path / "store")]
+        )
+        assert result.exit_code == 0 and "1 kernels are in" in result.output
+    assert len(Store(tmp_path / "store").listed()) == 1
+
+
+def test_a_store_that_takes_no_kernel_is_told(packed: Path, tmp_path: Path) -> None:
+    """They were in memory, it said they were stored, and the GPU's time went to compilers."""
+    (tmp_path / "file").touch()
+    assert "is not stored: " in refusal("unpack", packed, tmp_path / "file" / "store")
+
+
+def test_what_is_no_file_of_kernels_is_refused(packed: Path, tmp_path: Path) -> None:
+    whole, wrong = packed.read_bytes(), tmp_path / "wrong.xz"
+    for content in (b"", whole[:-20], whole[: len(whole) // 2], b"PK\x03\x04", b"\xfd7zXZ\0"):
+        wrong.write_bytes(content)
+        assert "pack it again, from this commit" in refusal("unpack", wrong, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_kernels_of_another_source_are_not_taken(
+    small: tuple[KernelSpec, Artifact], tmp_path: Path
+) -> None:
+    """It said that versions of the compiler differ."""
+    spec, made = small
+    carry_kernels.write({spec: replace(made, source_digest="0" * 64)}, tmp_path / "kernels.xz")
+    told = refusal("unpack", tmp_path / "kernels.xz", tmp_path / "store")
+    assert f"{spec.name} has another source here than in the file" in told
+
+
+def test_a_file_that_holds_something_else_is_not_replaced(packed: Path, tmp_path: Path) -> None:
+    """`pack tests/gpu/test_x.py`, without a FILE, compiled all kernels, and replaced the test."""
+    (tmp_path / "test_x.py").write_text("import pytest\n")
+    told = refusal("pack", tmp_path / "test_x.py")
+    assert "would be replaced: name another FILE" in told
+    assert (tmp_path / "test_x.py").read_text() == "import pytest\n"
+    assert "is a directory" in refusal("pack", tmp_path)
+    assert "cannot be written" in refusal("pack", tmp_path / "test_x.py" / "kernels.xz")
+
+
+def test_an_interrupted_pack_writes_what_is_compiled(
+    small: tuple[KernelSpec, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, calls = tmp_path / "new" / "kernels.xz", list[int]()
+
+    def build_many(specs: list[KernelSpec], *_: object) -> list[Artifact]:
+        calls.append(len(specs))
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return [replace(small[1], name=spec.name) for spec in specs]
+
+    monkeypatch.setattr(carry_kernels, "build_many", build_many)
+    monkeypatch.setattr(carry_kernels, "AT_ONCE", 1)
+    result = CliRunner().invoke(carry_kernels.main, ["pack", str(file), "--config", str(SMALL)])
+    assert result.exit_code == 0 and "stopped" in result.output, result.output
+    assert len(carry_kernels.read(file)) == 1

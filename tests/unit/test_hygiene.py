@@ -19,9 +19,9 @@ PACKAGES = ("generator", "runtime", "tuning", "quantization", "integrations", "s
 SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 # Lines of what is written by hand or kept: the limit, and the aim.
 BUDGET = {
-    "product": (85_800, 43_000),
-    "tests": (104_700, 55_000),
-    "emitted": (27_800, 19_000),
+    "product": (86_700, 43_000),
+    "tests": (106_500, 55_000),
+    "emitted": (28_100, 19_000),
     "benchmarks/results": (2_000, 3_000),
 }
 PRIVATE_PATH = re.compile(rb"(?<![\w./-])/(?:home|root|work|Users)/\w[^\s\"'`)]*")

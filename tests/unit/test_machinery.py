@@ -19,11 +19,12 @@ PLACES = re.compile(
     r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py|generator/models\.py"
     r"|quantization/importers/(?:awq|compressed_tensors)\.py|benchmarks/attention_errors\.py"
 )
-# Of a family whose name is a word of Python and torch (typing.cast, autocast): its modules, classes
-# and kernels. The first word of sparse_gemm is one of torch (torch.sparse), that of fp32_pieces a
-# type: their whole names count.
+# Of a family whose name is a word of Python and torch (typing.cast, autocast), or of the methods of
+# weights: its modules, classes and kernels. The first word of sparse_gemm is one of torch
+# (torch.sparse), that of fp32_pieces a type: their whole names count.
 COMMON = {
     "cast": r"families\.cast\b|(?-i:\bCast[A-Z])|cast_sm",
+    "dequantize": r"families\.dequantize\b|(?-i:\bDequantize[A-Z])|dequantize_sm",
     "fp32_pieces": r"fp32_?pieces",
     "sparse_gemm": r"sparse_?gemm",
 }

@@ -25,6 +25,7 @@ PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
 AWAITED: dict[str, set[str]] = {
     "families/attention_backward/gpu": {"test_mutants.py"},
+    "families/dequantize/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
     "families/gemm/gpu": {
         "test_grouped_stream_k.py",
         "test_large.py",
@@ -52,9 +53,12 @@ AWAITED: dict[str, set[str]] = {
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {
+    "families/dequantize/gpu": "it is new",
+    "families/mixed_gemm/gpu": "gradients take the weight that a kernel dequantizes",
     "families/sparse_gemm/gpu": "its text has parts of other GEMMs; same machine code",
-    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients; "
-    "kernels of sparse_gemm, which it runs too, have another text",
+    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients, "
+    "for which a kernel dequantizes their weights; kernels of sparse_gemm, which it runs too, have "
+    "another text",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
@@ -152,7 +156,7 @@ def stale(root: Path) -> set[str | None]:
     [
         ("runtime/families/attention_merge/call.py", {"attention_merge", "integrations"}),
         ("runtime/families/_attention/mask.py", {*ATTENTION, "integrations"}),
-        ("quantization/slabs.py", {"mixed_gemm", "sparse_gemm", "integrations"}),
+        ("quantization/slabs.py", {"dequantize", "mixed_gemm", "sparse_gemm", "integrations"}),
         ("runtime/kernel.py", {*SUBJECTS}),
         ("runtime/explanation.py", {None, "gemm", "integrations"}),
         ("integrations/__init__.py", {"integrations"}),
@@ -317,6 +321,8 @@ def test_one_session_notes_each_family_in_its_own_record(tree: Path) -> None:
 
 def test_what_other_code_passed_is_noted_no_more(tree: Path) -> None:
     (tree / "runtime/families/two/call.py").write_text("other = 1\n")
+    (cut := tree / "noted/families/two/gpu/record.json").parent.mkdir(parents=True)
+    cut.write_text('{"digest": "of')  # by the end of a machine's time
     session(tree, "tests/families/two/gpu")
     (path,) = (tree / "noted").rglob("record.json")
     assert set(json.loads(path.read_text())["tests"]) == {"test_passes.py"}

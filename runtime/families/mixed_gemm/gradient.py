@@ -1,8 +1,8 @@
 """A product with a packed weight as autograd sees it: it is differentiable once, but not in W.
 
-The gradient of A is a product with the weight, given back in 16 bits, by torch. Gradients of what
-the epilogue reads are torch's own of the reference's steps, on sums that are computed again where
-they are not only added to.
+The gradient of A is a product, by torch, with the weight that a kernel dequantizes to 16 bits.
+Gradients of what the epilogue reads are torch's own of the reference's steps, on sums that are
+computed again where they are not only added to.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from warploom.runtime.families._product.epilogue import ITEMS
 from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families._product.steps import flatten, unflatten
 from warploom.runtime.families._product.steps.step import Given, Item
+from warploom.runtime.families.dequantize.api import dequantize
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
 from warploom.runtime.function import WarmCalls
 from warploom.runtime.plan import Plan
@@ -190,7 +191,7 @@ def gradients(ctx: Any, dd: torch.Tensor | None) -> Found:  # noqa: ANN401
     parts, read = saved[: len(how.names)], saved[len(how.names) :]
     weight = PackedWeight(metadata=how.metadata, **dict(zip(how.names, parts, strict=True)))
     with torch.autocast(dd.device.type, enabled=False):
-        w = weight.dequantize(how.computed) if how.needed[0] or how.recomputed else None
+        w = dequantize(weight, how.computed) if how.needed[0] or how.recomputed else None
         x = torch.zeros((), device=dd.device).expand(dd.shape)
         if how.recomputed and w is not None:
             *read, a = read

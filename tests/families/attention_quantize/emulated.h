@@ -1,11 +1,9 @@
-// What a kernel that transposes v needs of CUDA, made up: a thread of the host for each of a CTA's.
-#include <pthread.h>
-
+// What a kernel that transposes v needs of CUDA, made up.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
+
+#include "cta.h"
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -15,9 +13,6 @@
 #define CUTE_UNROLL
 #define OFFSET(type, field) offsetof(type, field)
 using std::max, std::min;
-struct Index { int x; };
-static thread_local Index threadIdx;
-static Index blockIdx;
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places) {
@@ -26,6 +21,4 @@ static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places) {
   for (int i = 0; i < 4; ++i) found |= uint32_t(both >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return found;
 }
-static pthread_barrier_t barrier;
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
 namespace cutlass { struct float_e4m3_t { uint8_t bits; }; }

@@ -24,12 +24,7 @@ _LAUNCH = """
 extern "C" void launch(const void* block, int grid) {
   Parameters p;
   std::memcpy(&p, block, sizeof(p));
-  pthread_barrier_init(&barrier, nullptr, kThreads);
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) threads.emplace_back([=] { threadIdx.x = i; NAME(p); });
-    for (auto& thread : threads) thread.join();
-  }
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) Cta::run(kThreads, [&] { NAME(p); });
 }
 """
 OFFSETS: dict[Literal["fixed", "packed"], list[list[int]]] = {
@@ -49,9 +44,7 @@ def test_v_of_any_lengths_is_transposed_byte_for_byte(
     spec = KernelSpec("sm_90a", operation, complete("", operation, {}))
     text = re.sub(r"^#.*\n|asm volatile\(.*?\);", "", render(spec), flags=re.M)
     text = text[text.index("using Element") :] + _LAUNCH.replace("NAME", spec.name)
-    path = library(
-        _CUDA.read_text() + text, tmp_path / "kernel.so", ("thread", "cstddef", "pthread.h")
-    )
+    path = library(_CUDA.read_text() + text, tmp_path / "kernel.so", ("cstddef", "ucontext.h"))
     for offsets in OFFSETS[lengths]:
         v = torch.randint(0, 256, (660, 3, dim), dtype=torch.uint8).view(torch.float8_e4m3fn)
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32) if offsets else None

@@ -1,13 +1,10 @@
-// What kernels that cast fp32 tiles need of CUDA, made up: a thread of the host for each of a CTA's.
-#include <pthread.h>
-
+// What kernels that cast fp32 tiles need of CUDA, made up.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
-#include <thread>
-#include <vector>
+
+#include "cta.h"
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -17,9 +14,6 @@
 #define CUTE_UNROLL
 #define OFFSET(type, field) offsetof(type, field)
 using std::max, std::min;
-struct Index { int x; };
-static thread_local Index threadIdx;
-static Index blockIdx, gridDim;
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(8) uint2 { uint32_t x, y; };
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
@@ -67,16 +61,14 @@ static uint32_t packed(float a, float b, float c, float d) {
   return code(a) | code(b) << 8 | code(c) << 16 | uint32_t(code(d)) << 24;
 }
 
-static pthread_barrier_t barrier, warps[8];
 static int lanes[256];
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
 static void __threadfence() {}
 template <class Value> static Value from_lane(Value value, int lane) {
   const int first = threadIdx.x / 32 * 32;
   lanes[threadIdx.x] = bits_of<int>(value);
-  pthread_barrier_wait(&warps[threadIdx.x / 32]);
+  __syncwarp();
   const Value found = bits_of<Value>(lanes[first + lane]);
-  pthread_barrier_wait(&warps[threadIdx.x / 32]);
+  __syncwarp();
   return found;
 }
 static int __shfl_up_sync(uint32_t, int value, int apart) {
@@ -88,21 +80,17 @@ static int __reduce_max_sync(uint32_t, int value) {
   for (int apart = 16; apart > 0; apart /= 2) value = max(value, from_lane(value, threadIdx.x % 32 ^ apart));
   return value;
 }
-static std::mutex atomics;
 static int atomicMax(int* at, int value) {
-  const std::lock_guard<std::mutex> guard(atomics);
   const int before = *at;
   *at = max(before, value);
   return before;
 }
 static unsigned atomicInc(unsigned* at, unsigned last) {
-  const std::lock_guard<std::mutex> guard(atomics);
   const unsigned before = *at;
   *at = before >= last ? 0 : before + 1;
   return before;
 }
 static unsigned atomicExch(unsigned* at, unsigned value) {
-  const std::lock_guard<std::mutex> guard(atomics);
   const unsigned before = *at;
   *at = value;
   return before;

@@ -460,7 +460,7 @@ def test_dual_tensors_are_refused() -> None:
 # ---- The operator --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(1, 32), (32, 1), (1, 1), (2, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 32), (2, 5)], ids=str)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_inductor_compiles_casts_of_every_shape(block: Block, shape: tuple[int, int]) -> None:
     """It compiles no operator that may write, beside e8m0: these casts write nothing."""

@@ -34,14 +34,8 @@ _LAUNCH = """
 template <class Kernel> static void run(Kernel kernel, const void* block, int grid) {
   Parameters p;
   std::memcpy(&p, block, sizeof(p));
-  pthread_barrier_init(&barrier, nullptr, kThreads);
-  for (auto& warp : warps) pthread_barrier_init(&warp, nullptr, 32);
   gridDim.x = grid;
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) threads.emplace_back([=] { threadIdx.x = i; kernel(p); });
-    for (auto& thread : threads) thread.join();
-  }
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) Cta::run(kThreads, [&] { kernel(p); });
 }
 """
 _ENTRY = 'extern "C" void launch{0}(const void* block, int grid) {{ run({1}, block, grid); }}\n'
@@ -67,7 +61,7 @@ def _built(spec: KernelSpec, wrong: Edit | None = None) -> tuple[TemporaryDirect
     kind = f"constexpr int kType = {[*TYPES].index(spec.operation.q)};\n"  # type: ignore[attr-defined]
     text += _LAUNCH + "".join(_ENTRY.format(i, name) for i, name in enumerate(entries))
     folder = TemporaryDirectory()
-    headers = ("thread", "cstddef", "pthread.h", "cmath", "mutex")
+    headers = ("cstddef", "cmath", "ucontext.h")
     path = library(kind + _CUDA.read_text() + text, Path(folder.name) / "kernel.so", headers)
     return folder, ctypes.CDLL(str(path))
 

@@ -1,0 +1,1 @@
+"""Dense 16-bit weights of quantized ones, on torch tensors."""
