@@ -192,6 +192,8 @@ def _unfit(call: Arguments) -> str | None:
         return f"heads have {query.shape[3]} and {value.shape[3]} elements, not up to {DIMS[-1]}"
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return "query, key and value differ in batches"
+    if key.shape[1] != value.shape[1]:
+        return f"key has {key.shape[1]} heads and value {value.shape[1]}"
     if query.shape[2] == 1 and call.plain:
         # Warploom has one block for each tile of rows and head.
         return "torch's kernels share the keys of a single row among many blocks"

@@ -62,7 +62,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# What a kind has beside these: most are layers of each type that it has.
+# What a kind has in addition: most are layers of each type that it has.
 KINDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2},
     "gemma3n_text": {
@@ -95,7 +95,7 @@ WITHOUT: tuple[tuple[str, ...], ...] = (  # sizes that are left out where a mode
     ("head_dim", "num_key_value_heads"),
     ("sliding_window", "head_dim", "num_key_value_heads", "intermediate_size"),
 )
-# Of configurations beside those of text, in models that are more than a decoder.
+# Of configurations other than those of text, in models that are more than a decoder.
 PARTS: dict[str, Any] = {
     **dict.fromkeys(("embed_dim", "out_hidden_size", "projection_dim", "text_hidden_size"), 64),
     **dict.fromkeys(("encoder_layers", "depth", "spatial_merge_size", "temporal_patch_size"), 2),
