@@ -599,7 +599,7 @@ def _checked(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: Any,  # noqa: ANN401
+    attention_mask: Any,  # noqa: ANN401
     *arguments: Any,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -610,6 +610,7 @@ def _checked(
     from warploom.integrations.transformers_attention import attention
     from warploom.integrations.transformers_masks import BoundedMask
 
+    mask = attention_mask
     out, _ = attention(layer, query, key, value, mask, *arguments, **keywords)
     with torch.no_grad():
         operands = (one.float() for one in (query, key, value))
