@@ -84,8 +84,7 @@ def attention(
         causal = False
     if selection.selects(keywords):
         if attention_mask is None:
-            whole = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
-            attention_mask = _separated(whole, keywords, causal=causal)
+            attention_mask = _separated(Arguments(query, key, value), keywords, causal=causal)
         chosen = (module, query, key.shape[2], attention_mask, keywords)
         attention_mask = selection.masked(*chosen, causal=causal)
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
@@ -193,6 +192,8 @@ def _unfit(call: Arguments) -> str | None:
         return f"heads have {query.shape[3]} and {value.shape[3]} elements, not up to {DIMS[-1]}"
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return "query, key and value differ in batches"
+    if key.shape[1] != value.shape[1]:
+        return f"key has {key.shape[1]} heads and value {value.shape[1]}"
     if query.shape[2] == 1 and call.plain:
         # Warploom has one block for each tile of rows and head.
         return "torch's kernels share the keys of a single row among many blocks"
@@ -301,25 +302,24 @@ def _by_torch(
     mask = attention_mask.tensor() if isinstance(attention_mask, BoundedMask) else attention_mask
     causal = attention_mask is None and (bounds is None or bounds.causal)
     if packed is not bounds and packed is not None and packed.sequences is not None:
-        same = _same_sequence(packed.sequences, call.query.shape[0], call.query.shape[2])
-        mask = same if mask is None else same & mask
-        mask, causal = (same.tril() if causal else mask), False
+        same = _same_sequence(packed.sequences, call, causal=causal)
+        mask, causal = (same if mask is None else same & mask), False
     out = torch_attention.attention(call, mask, causal=causal)
     return out.transpose(1, 2).contiguous()
 
 
-def _separated(call: Arguments, keywords: dict[str, Any], *, causal: bool) -> torch.Tensor | None:
+def _separated(call: Arguments, told: dict[str, Any], *, causal: bool) -> torch.Tensor | None:
     """Return the mask of packed sequences that a caller's keywords tell; None without."""
-    packed = _packed(call, Bounds(call.key.shape[2], causal=causal), keywords)
-    if packed is None or packed.sequences is None:
-        return None
-    same = _same_sequence(packed.sequences, call.query.shape[0], call.query.shape[2])
-    return same.tril() if causal else same
+    packed = _packed(call, Bounds(call.key.shape[2], causal=causal), told)
+    sequences = None if packed is None else packed.sequences
+    return None if sequences is None else _same_sequence(sequences, call, causal=causal)
 
 
-def _same_sequence(sequences: Sequences, batch: int, rows: int) -> torch.Tensor:
+def _same_sequence(sequences: Sequences, call: Arguments, *, causal: bool) -> torch.Tensor:
     """Return which rows and keys are of one sequence: bool [batch, 1, rows, rows]."""
+    batch, _, rows, _ = call.query.shape
     ends = sequences.cu_seqlens_q[1:].contiguous()
     positions = torch.arange(batch * rows, device=ends.device, dtype=ends.dtype)
     of_row = torch.searchsorted(ends, positions, right=True).view(batch, 1, rows)
-    return of_row[..., :, None] == of_row[..., None, :]
+    same = of_row[..., :, None] == of_row[..., None, :]
+    return same.tril() if causal else same

@@ -63,9 +63,7 @@ def masked(
     if blocks is not None:
         positions = keywords.get("position_ids")
         if positions is None:  # which only tell what is causal where there is no mask
-            first = 0 if rows > 1 else keys - 1
-            positions = torch.arange(first, first + rows, device=query.device)
-        positions = positions if positions.dim() > 1 else positions[None]
+            positions = torch.arange(rows, device=query.device) + (keys - 1 if rows == 1 else 0)
         made: torch.Tensor = module.indexer.build_block_mask(
             blocks, mask, keys, query.dtype, query.device, positions.expand(query.shape[0], -1)
         )

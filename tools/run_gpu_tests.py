@@ -275,13 +275,14 @@ def main(
 
     The exit status is 1 where a test failed or was not run.
     """
-    end, record = (
-        time.monotonic() + seconds,
-        record.resolve(),
-    )  # as pytest has it, of another folder
+    end = time.monotonic() + seconds
+    record = record.resolve()  # each pytest begins in another folder
     files = files_of(paths)
     if only_missing:
         files = missing(files, record)
+        if not files:
+            click.echo("a record holds for each of these files: nothing is run")
+            return
     gpus = share_gpus.visible() or [""]
     workers = workers or max(1, min(16, len(os.sched_getaffinity(0)) // len(gpus)))
     folder = ROOT / "build" / "gpu_tests"

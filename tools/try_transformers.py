@@ -1,4 +1,4 @@
-"""Patches tiny models of every kind that transformers generates text with: `try_transformers.py`.
+"""Patches tiny models of every kind that transformers has: `try_transformers.py`.
 
 For a new version of transformers: which models lose a mask, a gradient or a bias once they are
 patched? Each kind (default: all; or those named) has a process of its own, which compares the model
@@ -62,7 +62,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# What a kind has beside these: most are layers of each type that it has.
+# What a kind has in addition: most are layers of each type that it has.
 KINDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2},
     "gemma3n_text": {
@@ -95,6 +95,19 @@ WITHOUT: tuple[tuple[str, ...], ...] = (  # sizes that are left out where a mode
     ("head_dim", "num_key_value_heads"),
     ("sliding_window", "head_dim", "num_key_value_heads", "intermediate_size"),
 )
+# Of configurations other than those of text, in models that are more than a decoder.
+PARTS: dict[str, Any] = {
+    **dict.fromkeys(("embed_dim", "out_hidden_size", "projection_dim", "text_hidden_size"), 64),
+    **dict.fromkeys(("encoder_layers", "depth", "spatial_merge_size", "temporal_patch_size"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "patch_size"), 4),
+    **dict.fromkeys(("image_size", "num_mel_bins"), 16),
+    **dict.fromkeys(("num_position_embeddings", "max_source_positions"), 64),
+    "encoder_ffn_dim": 96,
+    "vocab_size_per_layer_input": 128,
+    "image_token_id": 120,
+    "video_token_id": 121,
+    "audio_token_id": 122,
+}
 LARGEST = 30_000_000  # parameters of a model that is still tiny
 ROWS = 12
 IDS = torch.randint(3, 100, (2, ROWS), generator=torch.Generator().manual_seed(0))
@@ -103,6 +116,25 @@ MASK[1, :4] = 0
 SEEN = MASK.bool()
 # Of a row that is padding, the next token is no label: what such rows say is no result.
 LABELS = IDS.masked_fill(~SEEN | ~pad(SEEN, (1, 0), value=True)[:, :-1], -100)
+_drawn = torch.Generator().manual_seed(1)
+_patches = torch.randn(48, 3 * 2 * 4 * 4, generator=_drawn)  # of two images, of 4x4 and 4x8
+_grid = torch.tensor([[1, 4, 4], [1, 4, 8]])
+_image, _sound = (torch.randn(2, *one, generator=_drawn) for one in ((3, 16, 16), (16, 64)))
+# What other models are called with: the first that one takes.
+INPUTS: tuple[dict[str, torch.Tensor], ...] = (
+    {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)},
+    {"pixel_values": _image},
+    {"hidden_states": _patches, "grid_thw": _grid},
+    {"pixel_values": _patches, "grid_thw": _grid},
+    {"pixel_values": _patches, "image_grid_thw": _grid},
+    {"pixel_values": _patches[:, :48], "grid_thw": _grid},
+    {"input_ids": IDS, "pixel_values": _image},
+    {"input_features": _sound},
+    {"input_features": _sound.mT.contiguous()},
+    {"input_features": _sound.mT.contiguous(), "attention_mask": torch.ones(2, 64).bool()},
+    {"input_features": _sound.mT.contiguous(), "input_features_mask": torch.ones(2, 64).bool()},
+    {"input_values": torch.randn(2, 4000, generator=_drawn)},
+)
 VARIANTS: dict[str, dict[str, Any]] = {
     "int4": {"weights": {"format": "int4", "group": 32}},
     "int8": {"weights": "int8"},
@@ -125,7 +157,10 @@ def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called wit
     """A tiny model in bf16, or else fp32, which learns and generates. LeftError: there is none."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise LeftError("it generates no text")
     config_of, reason = CONFIG_MAPPING[kind], ""
     try:
         own = config_of()
@@ -157,6 +192,68 @@ def made(kind: str) -> Any:  # noqa: ANN401 (transformers' models are called wit
         else:
             return model
     raise LeftError(reason)
+
+
+def made_apart(kind: str) -> tuple[Any, dict[str, Any]]:
+    """A tiny model in fp32 that generates nothing, and its inputs. LeftError: there is none."""
+    from transformers import AutoModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    reason = ""
+    for left in WITHOUT:
+        try:
+            config = sized(CONFIG_MAPPING[kind], left)
+            with torch.device("meta"):
+                sketch: Any = AutoModel.from_config(config)
+            count = sum(one.numel() for one in sketch.parameters())
+            if count > LARGEST:
+                reason = f"it has {count} parameters"
+                continue
+            _seed()
+            model: Any = louder(AutoModel.from_config(config).float().eval())
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error)[:100]}"
+            continue
+        for given in INPUTS:
+            try:
+                model(**given)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {str(error)[:100]}"
+            else:
+                return model, given
+    raise LeftError(reason)
+
+
+def sized(kind: Any, left: tuple[str, ...]) -> Any:  # noqa: ANN401 (a class of configurations)
+    """A configuration whose parts are all tiny, with a layer of each type."""
+    from transformers import PreTrainedConfig
+
+    own = kind()
+    sizes = {**PARTS, **SIZES}
+    known = {name: one for name, one in sizes.items() if name not in left and _has(own, name)}
+    for name in kind.sub_configs:
+        part = getattr(own, name, None)
+        if isinstance(part, PreTrainedConfig):
+            known[name] = sized(type(part), left).to_dict()
+    for name in ("layer_types", "mlp_layer_types"):
+        types = [*dict.fromkeys(getattr(own, name, None) or ())]
+        if types:
+            known[name] = [types[at % len(types)] for at in range(SIZES["num_hidden_layers"])]
+    if "mrope" in str(getattr(own, "rope_parameters", None)):
+        sections = {"mrope_section": [2, 3, 3]}
+        known["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **sections}
+    return kind(**known)
+
+
+def louder(model: Any) -> Any:  # noqa: ANN401
+    """The model, with weights that are large enough for masks and biases to matter."""
+    with torch.no_grad():
+        for one in model.parameters():
+            if one.dim() < 2:
+                one.add_(0.1 * torch.randn_like(one))
+            elif 0 < float(one.std()) < 0.1:
+                one.mul_(min(0.12 / float(one.std()), 8))
+    return model
 
 
 def _has(config: object, name: str) -> bool:
@@ -221,7 +318,15 @@ def tried(kind: str) -> Iterator[str]:
     """Yield what is wrong with a kind of models once they are patched."""
     import warploom
 
-    plain = made(kind)
+    try:
+        plain = made(kind)
+    except LeftError as error:
+        try:
+            apart = made_apart(kind)
+        except LeftError as other:
+            raise LeftError(f"{error}; {other}") from None
+        yield from differences(*apart)
+        return
     exact, patched = copy.deepcopy(plain).float(), copy.deepcopy(plain)
     wide = copy.deepcopy(exact)
     done = warploom.patch(patched)
@@ -494,7 +599,7 @@ def _checked(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: Any,  # noqa: ANN401
+    attention_mask: Any,  # noqa: ANN401
     *arguments: Any,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -505,6 +610,7 @@ def _checked(
     from warploom.integrations.transformers_attention import attention
     from warploom.integrations.transformers_masks import BoundedMask
 
+    mask = attention_mask
     out, _ = attention(layer, query, key, value, mask, *arguments, **keywords)
     with torch.no_grad():
         operands = (one.float() for one in (query, key, value))
@@ -590,15 +696,10 @@ def _tiny(own: Any, config: Any, given: dict[str, Any]) -> tuple[Any, dict[str, 
     known = inspect.signature(model.forward).parameters
     if "mm_token_type_ids" in known and isinstance(ids, torch.Tensor):  # older tests do not tell
         given.setdefault("mm_token_type_ids", (ids == getattr(config, "image_token_id", -1)).long())
-    plain = copy.deepcopy(model)
+    loud = louder(copy.deepcopy(model))
     with torch.no_grad():
-        for one in model.parameters():
-            if one.dim() < 2:
-                one.add_(0.1 * torch.randn_like(one))
-            elif 0 < float(one.std()) < 0.1:
-                one.mul_(min(0.12 / float(one.std()), 8))
-        outputs = _numbers(model(**copy.deepcopy(given)))
-    return model if all(bool(one.isfinite().all()) for _, one in outputs) else plain, given
+        outputs = _numbers(loud(**copy.deepcopy(given)))
+    return loud if all(bool(one.isfinite().all()) for _, one in outputs) else model, given
 
 
 # ---- All of them ---------------------------------------------------------------------------------
@@ -637,9 +738,9 @@ def separately(kind: str, testers: Path | None) -> bool:
 @click.option("--one", "alone", is_flag=True, hidden=True, help="In this process.")
 def main(kinds: tuple[str, ...], jobs: int, testers: Path | None, *, alone: bool) -> None:
     """Try all KINDS of models, or those named, such as llama and qwen3_moe."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+    from transformers.models.auto import modeling_auto as auto
 
-    names = [*NAMES]
+    names = [*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | auto.MODEL_MAPPING_NAMES]
     if testers is not None:
         names = sorted(one.parent.name for one in testers.glob("tests/models/*/test_modeling_*.py"))
     if unknown := sorted({*kinds} - {*names}):

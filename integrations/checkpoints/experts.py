@@ -100,8 +100,7 @@ class QuantizedExperts(torch.nn.Module):
         if gate_up is None or down is None:
             return self._one_by_one(hidden_states, router_indices, routing_weights, listed)
         if not listed:
-            here = router_indices.clamp(0, routing_weights.shape[1] - 1)  # of others it takes none
-            routing_weights = routing_weights.gather(1, here)
+            routing_weights = routing_weights.gather(1, router_indices.clamp(0, len(parts[0]) - 1))
         return experts(
             *(hidden_states, router_indices, routing_weights, gate_up[0], down[0]),
             gate=self.gate,

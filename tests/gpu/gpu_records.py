@@ -169,9 +169,10 @@ def write(
     """Note in `folder`, which is laid out like tests/, the files whose tests have passed.
 
     `counts` has how many passed and were skipped, by the file's path in the repository; what is
-    known of the other files stays, but the `failed` are struck out. `notes` are a file, a dotted
-    name and an outcome each: (`tests/gpu/test_x.py`, `sanitizers.memcheck`, `clean`). Where
-    `folder` has no record yet, the repository's is gone on with. Return what was written.
+    known of the other files stays, with the driver if it was another, but the `failed` are struck
+    out. `notes` are a file, a dotted name and an outcome each: (`tests/gpu/test_x.py`,
+    `sanitizers.memcheck`, `clean`). Where `folder` has no record yet, the repository's is gone on
+    with. Return what was written.
     """
     from warploom.atomic_file import replace_file
 
@@ -181,11 +182,15 @@ def write(
         path = folder / place / "record.json"
         before = latest(place, folder, root)
         state = {"digest": digest(known[place], root), **_machine()}
-        kept = before if all(before.get(name) == value for name, value in state.items()) else {}
+        same = all(before.get(name) == of for name, of in state.items() if name != "driver")
+        kept = before if same else {}
         content: dict[str, Any] = {**kept, **state, "date": datetime.now(UTC).date().isoformat()}
         passed = {_name(file): count for file, count in counts.items() if _place(file) == place}
         struck = {_name(file) for file in failed if _place(file) == place}
-        tests = {**kept.get("tests", {}), **passed}
+        earlier = kept.get("tests", {})
+        if kept and kept.get("driver") != state.get("driver"):  # machines of a kind differ in it
+            earlier = {file: {"driver": kept.get("driver"), **of} for file, of in earlier.items()}
+        tests = {**earlier, **passed}
         content["tests"] = {file: tests[file] for file in sorted(tests) if file not in struck}
         for file, name, value in sorted(notes, key=str):
             if _place(file) == place:

@@ -243,7 +243,7 @@ def test_ids_of_no_expert_are_skipped_whatever_weights_are_told(
         return [QuantizedLinear.from_packed(one) for one in weights]
 
     torch.manual_seed(0)
-    mixture = QuantizedExperts(layers(128, 64), layers(64, 64))
+    mixture = QuantizedExperts(layers(128, 64), layers(64, 64), alpha=1.25, limit=0.5)
     ids = torch.tensor([[0, 4], [1, 2], [4, 4], [-1, 3], [2, 0]])
     hidden, weights = torch.randn(5, 64).bfloat16(), torch.rand(5, 4)
     alone = mixture(hidden, ids, weights)  # on a CPU one by one

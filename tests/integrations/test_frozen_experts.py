@@ -169,15 +169,14 @@ def test_weights_that_no_gradient_needs_are_not_given_back(
 ) -> None:
     """Of biases alone, only the gradient of gate_up's goes through a weight, which is down."""
     args, _ = sample(E, H, I, biases=True, **WEIGHTS[name])
-    given = list[int]()
-    own = module._dequantized
+    given, kind = list[int](), module._Packed if WEIGHTS[name] else module._Scaled
+    own = kind.dequantized
 
-    def noting(*read: Any) -> torch.Tensor:
-        weights: torch.Tensor = own(*read)
-        given.append(weights.shape[-1])
-        return weights
+    def noting(self: Any, *read: Any) -> torch.Tensor:  # noqa: ANN401
+        given.append(self.sizes[2])
+        return own(self, *read)
 
-    monkeypatch.setattr(module, "_dequantized", noting)
+    monkeypatch.setattr(kind, "dequantized", noting)
     for trained, inputs in ((("gate_up_bias", "down_bias"), [I]), (("down_bias",), [])):
         for key in ("hidden", "weights", "gate_up_bias", "down_bias"):
             args[key].requires_grad_(key in trained)

@@ -355,6 +355,16 @@ def test_sinks_of_each_row_are_one_more_score_of_it(paths: Counter[str]) -> None
     assert paths == {"by_torch": 2}
 
 
+def test_values_of_more_heads_than_keys_are_computed_by_torch(paths: Counter[str]) -> None:
+    """Kernels refuse them, with an error; torch shares each among the heads of the query."""
+    q, k, v = (torch.randn(2, heads, 5, 16).bfloat16() for heads in (4, 2, 4))
+    found, _ = transformers_attention.attention(torch.nn.Module(), q, k, v, None)
+    operands = (q, k.repeat_interleave(2, 1), v)
+    exact = torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=True)
+    torch.testing.assert_close(found, exact.transpose(1, 2), rtol=2e-2, atol=2e-2)
+    assert paths == {"by_torch": 1}
+
+
 @pytest.mark.parametrize("beside", [{}, {"s_aux": torch.zeros(2)}])
 def test_other_sinks_are_refused(beside: dict[str, torch.Tensor]) -> None:
     """A keyword that changes scores is not dropped."""

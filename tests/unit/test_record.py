@@ -328,6 +328,22 @@ def test_what_other_code_passed_is_noted_no_more(tree: Path) -> None:
     assert set(json.loads(path.read_text())["tests"]) == {"test_passes.py"}
 
 
+def test_what_passed_with_another_driver_stays_and_is_told(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines of one kind differ in it: what the last one passed was lost."""
+    noted = tree / "noted"
+    for driver, file in (("580.1", "test_a.py"), ("580.2", "test_b.py"), ("580.3", "test_b.py")):
+        state = {"gpu": "one of paper", "driver": driver}
+        monkeypatch.setattr(gpu_records, "_machine", lambda state=state: state)
+        counts = {f"tests/families/two/gpu/{file}": {"passed": 2}}
+        (path,) = gpu_records.write(noted, counts, (), (), tree)
+    record = json.loads(path.read_text())
+    assert record["driver"] == "580.3"
+    assert record["tests"]["test_a.py"] == {"driver": "580.1", "passed": 2}
+    assert record["tests"]["test_b.py"] == {"passed": 2}
+
+
 def test_some_tests_of_a_file_are_not_noted_for_the_whole(tree: Path) -> None:
     session(tree, "tests/families/two/gpu/test_passes.py::test_one")
     assert not (tree / "noted").exists()

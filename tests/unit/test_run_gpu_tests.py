@@ -12,6 +12,7 @@ import click
 import gpu_records
 import pytest
 import run_gpu_tests
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +58,9 @@ def test_files_are_missing_without_a_record_of_this_code(
     assert run_gpu_tests.missing(files, tmp_path / "tests", tmp_path) == files[1:]
     monkeypatch.setattr(gpu_records, "digest", lambda subject, root: "new")
     assert run_gpu_tests.missing(files, tmp_path / "tests", tmp_path) == files
+    monkeypatch.setattr(run_gpu_tests, "missing", lambda *_: [])
+    done = CliRunner().invoke(run_gpu_tests.main, ["--missing", "tests/gpu"])
+    assert done.exit_code == 0 and "nothing is run" in done.output
 
 
 def test_a_record_that_was_cut_off_is_none(tmp_path: Path) -> None:
