@@ -56,9 +56,8 @@ STALE: dict[str, str] = {
     "families/dequantize/gpu": "it is new",
     "families/mixed_gemm/gpu": "gradients take the weight that a kernel dequantizes",
     "families/sparse_gemm/gpu": "its text has parts of other GEMMs; same machine code",
-    "integrations/gpu": "layers of transformers choose keys, and quantized experts have gradients, "
-    "for which a kernel dequantizes their weights; kernels of sparse_gemm, which it runs too, have "
-    "another text",
+    "integrations/gpu": "layers of transformers choose keys and have sinks of rows; a kernel "
+    "dequantizes weights for gradients; kernels of sparse_gemm have another text",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
