@@ -74,7 +74,7 @@ def test_an_attention_is_explained_with_its_gradients() -> None:
 def test_calls_of_every_operation_are_of_that_operation(name: str) -> None:
     """What is explained, chosen ahead of time and recorded is one and the same call."""
     shapes = {"attention_backward": "1x4x4x256", "attention_forward": "1x4x4x256"}
-    shapes["mixed_gemm"] = "64x128x256"
+    shapes |= {"mixed_gemm": "64x128x256", "dequantize": "1x64x128"}
     shapes["gemm"] = "64x64x256"  # of one block along k, block scales would be those of rows
     (path,) = (path for path in smoke() if path.parent.name == name)
     seen = 0
