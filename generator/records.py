@@ -118,8 +118,8 @@ class Record:
 def problem_key(operation: Operation, shape: Shape) -> tuple[str, ...]:
     """An operation and a shape as strings that sort as people would: numbers by their size."""
     known: Any = operation  # which mypy takes for unhashable
-    extents = (getattr(shape, one.name) for one in fields_of(shape))
-    return (operation.family, _sorted(known), *(f"{extent:012d}" for extent in extents))
+    sizes = (getattr(shape, one.name) for one in fields_of(shape))
+    return (operation.family, _sorted(known), *(f"{size:012d}" for size in sizes))
 
 
 @cache

@@ -68,6 +68,11 @@ class _Packed(NamedTuple):
     channel_zeros: torch.Tensor | None
 
     @property
+    def weight(self) -> PackedExperts:
+        """The weights as functions take them."""
+        return PackedExperts(self.slabs, self.metadata, self.channel_scales, self.channel_zeros)
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """Experts, N and K."""
         return self.slabs.shape[0], self.metadata.n, self.metadata.k
@@ -81,17 +86,15 @@ class _Packed(NamedTuple):
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return the rows of each group times its matrix; columns of gate and up take turns."""
-        weight = PackedExperts(self.slabs, self.metadata, self.channel_scales, self.channel_zeros)
         steps = {} if gate is None else gate.steps()
         steps.pop("gate_layout", None)
         return grouped_mixed_gemm(
-            rows, weight, offs=offsets, bias=bias, out_dtype=out_dtype, **steps
+            rows, self.weight, offs=offsets, bias=bias, out_dtype=out_dtype, **steps
         )
 
     def dequantized(self, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of experts `first` to `end` in 16 bits, [experts, N, K]."""
-        weight = PackedExperts(self.slabs, self.metadata, self.channel_scales, self.channel_zeros)
-        return dequantize(weight, dtype, first=first, end=end)
+        return dequantize(self.weight, dtype, first=first, end=end)
 
 
 class _Scaled(NamedTuple):

@@ -10,6 +10,7 @@ from torch.utils import _pytree
 
 from warploom.errors import ProblemError
 from warploom.integrations.devices import unserved
+from warploom.integrations.transforms import transforming
 from warploom.quantization import Metadata, PackedWeight
 from warploom.quantization.dequantize import TYPES
 from warploom.runtime.families.dequantize.api import dequantize
@@ -160,10 +161,10 @@ def _dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """By a kernel where there is one, else by torch; inside of transforms of torch.func, which no
     kernel takes part in, by torch, too. Compilers trace those as well, and see one operator.
     """
-    transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-    if dtype not in DTYPES or transformed or unserved(weight.slabs.get_device()) is not None:
-        return weight.dequantize(dtype)
-    return dequantize(weight, dtype)
+    served = dtype in DTYPES and unserved(weight.slabs.get_device()) is None
+    if served and (torch.compiler.is_compiling() or transforming() is None):
+        return dequantize(weight, dtype)
+    return weight.dequantize(dtype)
 
 
 def _ours(value: object) -> bool:

@@ -121,7 +121,7 @@ def _require_rows_of_sinks(
     sinks: torch.Tensor,
     others: torch.Tensor | None,
 ) -> None:
-    """Raise ProblemError for sinks that are not one for each row and head, or beside others."""
+    """Raise ProblemError for sinks that are not one for each row and head, or next to s_aux."""
     if others is not None or sinks.shape != (*query.shape[:3], 1):
         raise ProblemError(
             f'attn_implementation="warploom" with sinks {list(sinks.shape)} of a '

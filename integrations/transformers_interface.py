@@ -46,7 +46,7 @@ def mask_kind(config: Any, name: str) -> Kind:  # noqa: ANN401
     """
     if not isinstance(config, PreTrainedConfig):
         return "any"
-    refused, kind = _found(config)
+    refused, kind = _support(config)
     _require_none(refused, name)
     return kind
 
@@ -57,10 +57,10 @@ def adds_masks(config: Any) -> bool:  # noqa: ANN401
     Without a mask their rows attend to every key. That a layer is causal says nothing: in
     BridgeTower, the layers between text and image say so.
     """
-    return isinstance(config, PreTrainedConfig) and _found(config)[1] == "eager"
+    return isinstance(config, PreTrainedConfig) and _support(config)[1] == "eager"
 
 
-def _found(config: PreTrainedConfig) -> tuple[str, Kind]:
+def _support(config: PreTrainedConfig) -> tuple[str, Kind]:
     """The name of a model to refuse, or "", and which masks the models of a configuration take."""
     if torch.compiler.is_compiling():
         by_class: tuple[str, Kind] = _told_by_class(type(config))

@@ -53,7 +53,7 @@ def contenders(
 
 
 def torchs(given: Sequence[AnyCall]) -> Contender:
-    """The operators of `PackedExperts.dequantize`."""
+    """The operators by which torch dequantizes each expert."""
     calls = [partial(_torch, one) for one in given]
     return Contender("torch", calls, lambda: _wrong(given[0], calls[0]), peer=True)
 
@@ -72,7 +72,7 @@ def _wrong(one: AnyCall, call: Callable[[], Any]) -> float:
 
 
 def _halves(moved: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places whose copy moves so many bytes."""
+    """A result and a source whose copy reads and writes so many bytes."""
     to, source = (torch.ones(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
     return to, source
 

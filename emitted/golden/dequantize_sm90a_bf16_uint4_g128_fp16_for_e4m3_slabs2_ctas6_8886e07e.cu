@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t cho
   return d;
 }
 
-// uint4 by e4m3: exact (q - z) / kUnit; the scale is left to the sums. Bits 0 to 3 of e4m3 are an integer n
+// uint4 by e4m3: exact (q - z) / kUnit; the scale is applied later. Bits 0 to 3 of e4m3 are an integer n
 // that means n 2^-9, as 16 does too. With 128 more no byte borrows from the next, and its sign is that of q - z,
 // turned round: PRMT makes a mask of it, by which what is negative becomes its size and a sign.
 struct Decode {
@@ -185,7 +185,7 @@ struct Staged {
   }
 
   // Stores the rows to W: half a warp has a row, and each thread 16 bytes of it. `aligned` says whether rows of
-  // W begin at multiples of 16 bytes; what lies beyond `rows` and `columns` is not written.
+  // W begin at multiples of 16 bytes; elements past `rows` and `columns` are not written.
   __device__ __forceinline__ void store(uint16_t* to, int64_t row_stride, int rows, int columns,
                                         bool aligned) const {
     const int lane = threadIdx.x % 32, column = lane % 16 * 8;

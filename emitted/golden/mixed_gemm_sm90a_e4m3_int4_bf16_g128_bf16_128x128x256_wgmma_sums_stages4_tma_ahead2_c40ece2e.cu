@@ -353,7 +353,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 // ---- Dequantization and MMAs ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
 
-// int4 by e4m3: exact codes q / kUnit; the scale is left to the sums. Bits 0 to 3 of e4m3 are an integer n
+// int4 by e4m3: exact codes q / kUnit; the scale is applied later. Bits 0 to 3 of e4m3 are an integer n
 // that means n 2^-9, as 16 does too. A nibble is 2 q, or 2 (-1 - q) + 1 where q is negative: that 1 becomes
 // the sign and, in the same multiply-add, the 2 that is missing.
 struct Decode {

@@ -467,7 +467,7 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t cho
   return d;
 }
 
-// uint4 by int8: exact q - z; the scale is left to the sums. With 128 more no byte borrows from the next.
+// uint4 by int8: exact q - z; the scale is applied later. With 128 more no byte borrows from the next.
 struct Decode {
   static constexpr int kWords = 2;
   static constexpr float kUnit = 1;

@@ -20,7 +20,7 @@ AtLaunch = data.AtLaunch[DequantizeOperation, DequantizeSchedule, DequantizeProb
 
 
 def parameters(spec: DequantizeSpec) -> ParameterBlock[AtLaunch]:
-    """The parameter block: slabs, what rows have beside them, W, and the sizes."""
+    """The parameter block: the quantized weight and its scales, W, and the sizes."""
     operation = spec.operation
     by_channel, twice = operation.group == 0, operation.weight.scaled_twice
     fields: list[Field[AtLaunch]] = []

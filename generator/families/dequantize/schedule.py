@@ -100,8 +100,8 @@ class DequantizeSchedule:
 
     @property
     def registers(self) -> int:
-        """Registers that a thread may have: 65536 of an SM are allotted in eights."""
-        return 65536 // (self.ctas_per_sm * self.threads) // 8 * 8
+        """Registers that a thread may have: 65,536 of an SM are allotted in eights."""
+        return 65_536 // (self.ctas_per_sm * self.threads) // 8 * 8
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -26,7 +26,6 @@ from warploom.runtime.trial import wrong
 
 _FEW = 4  # weights of experts that differ: their numbers do not decide a time
 
-
 AnyCall = DequantizeCall | DequantizeRowsCall
 
 

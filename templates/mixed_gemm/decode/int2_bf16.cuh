@@ -1,4 +1,4 @@
-// int2 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16 number
+// int2 by bf16: exact codes q / kUnit, and the scale is applied later. Below 256 the bits of a bf16 number
 // are an integer n that means n 2^-133, subnormal or not, wherever in them the two bits of a code are: one
 // LOP3 takes two of them, and one fused multiply-add moves them up and takes the 2 away, exactly. A word has
 // the codes of two steps, the second's a byte higher.

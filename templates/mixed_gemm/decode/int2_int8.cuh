@@ -1,4 +1,4 @@
-// int2 by int8: 64 q, which is two bits at the top of a byte; the scale is left to the sums.
+// int2 by int8: 64 q, which is two bits at the top of a byte; the scale is applied later.
 struct Decode {
   static constexpr int kWords = 1;
   static constexpr float kUnit = 0.015625f;

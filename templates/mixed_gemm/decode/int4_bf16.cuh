@@ -1,4 +1,4 @@
-// int4 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16
+// int4 by bf16: exact codes q / kUnit, and the scale is applied later. Below 256 the bits of a bf16
 // number are an integer n that means n 2^-133, subnormal or not, so that a nibble needs no exponent set: one
 // LOP3 takes two of them, and one fused multiply-add moves them up and takes the 8 away, exactly.
 struct Decode {

@@ -1,4 +1,4 @@
-// int4 by int8: 16 q, which is a nibble at the top of a byte; the scale is left to the sums.
+// int4 by int8: 16 q, which is a nibble at the top of a byte; the scale is applied later.
 struct Decode {
   static constexpr int kWords = 2;
   static constexpr float kUnit = 0.0625f;

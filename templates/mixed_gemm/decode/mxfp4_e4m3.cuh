@@ -1,4 +1,4 @@
-// mxfp4 by e4m3: exact e2m1; the scale is left to the sums. The eight magnitudes are a table that one PRMT
+// mxfp4 by e4m3: exact e2m1; the scale is applied later. The eight magnitudes are a table that one PRMT
 // reads four times; then come the signs.
 struct Decode {
   static constexpr int kWords = 2;

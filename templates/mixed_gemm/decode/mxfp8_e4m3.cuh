@@ -1,4 +1,4 @@
-// mxfp8 by e4m3: the words are the registers; the scale is left to the sums.
+// mxfp8 by e4m3: the words are the registers; the scale is applied later.
 struct Decode {
   static constexpr int kWords = 4;
   static constexpr float kUnit = 1;

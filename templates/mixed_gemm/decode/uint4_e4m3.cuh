@@ -1,4 +1,4 @@
-// uint4 by e4m3: exact (q - z) / kUnit; the scale is left to the sums. Bits 0 to 3 of e4m3 are an integer n
+// uint4 by e4m3: exact (q - z) / kUnit; the scale is applied later. Bits 0 to 3 of e4m3 are an integer n
 // that means n 2^-9, as 16 does too. With 128 more no byte borrows from the next, and its sign is that of q - z,
 // turned round: PRMT makes a mask of it, by which what is negative becomes its size and a sign.
 struct Decode {

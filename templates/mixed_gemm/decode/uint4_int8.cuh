@@ -1,4 +1,4 @@
-// uint4 by int8: exact q - z; the scale is left to the sums. With 128 more no byte borrows from the next.
+// uint4 by int8: exact q - z; the scale is applied later. With 128 more no byte borrows from the next.
 struct Decode {
   static constexpr int kWords = 2;
   static constexpr float kUnit = 1;

@@ -1,4 +1,4 @@
-// What kernels that dequantize need of CUDA beside cast/emulated.h, made up.
+// What kernels that dequantize need of CUDA, made up, in addition to cast/emulated.h.
 #define CUTE_NO_UNROLL
 struct alignas(8) float2 { float x, y; };
 template <class Value> static Value __ldcs(const Value* from) { return *from; }

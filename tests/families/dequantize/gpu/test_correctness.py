@@ -27,10 +27,10 @@ def test_no_kernel_spills(kernel: KernelSpec, built: dict[str, Artifact]) -> Non
     assert all(one.clean for one in built[kernel.name].resources.values())
 
 
-@pytest.mark.parametrize("extents", [(1, 1, 128), (3, 70, 384), (2, 129, 1408)], ids=str)
+@pytest.mark.parametrize("size", [(1, 1, 128), (3, 70, 384), (2, 129, 1408)], ids=str)
 @pytest.mark.parametrize("kernel", cases.KERNELS, ids=short)
-def test_every_bit_is_right(kernel: KernelSpec, extents: tuple[int, int, int]) -> None:
-    cases.made(kernel, *extents).verify()
+def test_every_bit_is_right(kernel: KernelSpec, size: tuple[int, int, int]) -> None:
+    cases.made(kernel, *size).verify()
 
 
 @pytest.mark.parametrize("k", [1, 7, 8, 131, 1000])
