@@ -24,41 +24,10 @@ ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
 AWAITED: dict[str, set[str]] = {
-    "families/attention_backward/gpu": {"test_mutants.py"},
-    "families/dequantize/gpu": {"test_correctness.py", "test_mutants.py", "test_runtime.py"},
-    "families/gemm/gpu": {
-        "test_grouped_stream_k.py",
-        "test_large.py",
-        "test_runtime.py",
-        "test_shapes.py",
-        "test_split_k.py",
-        "test_strassen.py",
-        "test_training_steps.py",
-    },
-    "families/mixed_gemm/gpu": {"test_early.py", "test_memory.py"},
-    "families/route/gpu": {"test_correctness.py", "test_runtime.py"},
-    "gpu": {
-        "test_ahead.py",
-        "test_autotune.py",
-        "test_captures.py",
-        "test_recording.py",
-        "test_tuning.py",
-    },
-    "integrations/gpu": {
-        "test_examples.py",
-        "test_float8_experts.py",
-        "test_frozen_experts.py",
-        "test_sharding.py",
-    },
+    "integrations/gpu": {"test_quantized_linear.py", "test_sdpa_models.py", "test_sharding.py"},
 }
 # Places whose record is of the code before, and why; no other may be.
-STALE: dict[str, str] = {
-    "families/dequantize/gpu": "it is new",
-    "families/mixed_gemm/gpu": "gradients take the weight that a kernel dequantizes",
-    "families/sparse_gemm/gpu": "its text has parts of other GEMMs; same machine code",
-    "integrations/gpu": "layers of transformers choose keys and have sinks of rows; a kernel "
-    "dequantizes weights for gradients; kernels of sparse_gemm have another text",
-}
+STALE: dict[str, str] = {}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
 
