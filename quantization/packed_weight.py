@@ -143,7 +143,7 @@ class PackedWeight(Packed):
 
     @classmethod
     def empty(cls, metadata: Metadata, device: torch.device | str | None = None) -> PackedWeight:
-        """Return a packed weight whose bytes are whatever was in memory; padding is not set."""
+        """Return a quantized weight whose bytes are whatever was in memory; padding is not set."""
         kinds = metadata.tensors()
         made = {name: torch.empty(s, dtype=t, device=device) for name, (s, t) in kinds.items()}
         return cls(metadata=metadata, **made)

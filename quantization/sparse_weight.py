@@ -75,7 +75,7 @@ class SparseWeight:
             The sparse weight, on the same device.
 
         Raises:
-            ProblemError: The tensor is of another class, or has a shape or type that is not packed.
+            ProblemError: The tensor is of another class, or has a shape or type without kernels.
         """
         if not isinstance(weight, torch.sparse.SparseSemiStructuredTensor):
             raise ProblemError(
