@@ -49,8 +49,7 @@ except OSError as error:
 HANGS = 300  # seconds after which a test hangs: the longest, of mutants, take one or two minutes
 GRACE = 45  # seconds in which an interrupted pytest writes what passed
 GONE = 10  # seconds in which what is killed is gone, unless a driver holds it
-MARK = "SUPERVISED_BY_GPU_TESTS"  # a variable of a command and of all that it begins; `warploom
-# doctor` fails, and every command warns, where one begins with WARPLOOM_ and is not its own
+MARK = "SUPERVISED_BY"  # of the environment of a command, and of all that it begins
 
 
 def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
