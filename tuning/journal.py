@@ -154,6 +154,15 @@ def read(path: Path) -> list[Entry]:
     return _read(path)[0]
 
 
+def begins(path: Path) -> bool:
+    """Whether a file begins as a journal does, whatever it is called."""
+    with suppress(OSError, ValueError):
+        first = json_file.content(path, MAXIMUM_BYTES).partition(b"\n")[0]
+        found = json_file.parse(first)
+        return isinstance(found, dict) and "journal" in found
+    return False
+
+
 def measurements(
     *journals: Iterable[Entry], results: Iterable[Measurement] = ()
 ) -> list[Measurement]:

@@ -266,3 +266,20 @@ def test_the_command_fits_journals_and_results(sweep: Path, tmp_path: Path) -> N
     for bad, told in ((tmp_path / "none.json", "No such file"), (sweep.parent, "directory")):
         done = CliRunner().invoke(main, ["records", "fit", str(bad)])
         assert done.exit_code == 1 and told.lower() in done.stderr.lower()
+
+
+@pytest.mark.usefixtures("small_sweeps", "begun")
+def test_the_command_leaves_out_kernels_that_are_not_legal_and_says_how_many(
+    sweep: Path, tmp_path: Path
+) -> None:
+    """One such schedule, of another version or tampered with, ended a fit by a division by 0."""
+    first, *lines = sweep.read_text().splitlines()
+    own = [line for line in lines if '"outcome": "correct"' in line]
+    entry = json.loads(own[-1])
+    entry["schedule"]["stages"] = 0
+    odd = tmp_path / "tuned.journal"  # a journal is known by its content, not by its name
+    odd.write_text("\n".join([first, *own, json.dumps(entry), ""]))
+    done = CliRunner().invoke(main, ["records", "fit", str(odd), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert f"1 of {len(own) + 1} measurements" in done.stderr
+    assert [row["measurements"] for row in json.loads(done.stdout)["fit"]] == [len(own)]

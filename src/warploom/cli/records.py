@@ -15,7 +15,12 @@ import click
 from warploom.atomic_file import replace_file
 from warploom.cli import SuggestingGroup
 from warploom.cli.output import Output, reporting
-from warploom.errors import ConfigurationError, RecordsError, UnknownNameError
+from warploom.errors import (
+    ConfigurationError,
+    RecordsError,
+    SpecificationError,
+    UnknownNameError,
+)
 
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
@@ -240,7 +245,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
     from warploom.generator.model import constants as files
     from warploom.generator.model.fit import fit as fitted
 
-    gpus, measured = _measurements(sources)
+    gpus, measured = _measurements(sources, output.warning)
     if len(gpus) != 1:
         raise ConfigurationError(
             f"measurements of {', '.join(sorted(gpus)) or 'no GPU'}",
@@ -248,7 +253,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
             fix="fit each by itself",
         )
     known = files.read(out) if out and out.exists() else None
-    others, held = _measurements(unseen)
+    others, held = _measurements(unseen, output.warning)
     if not others <= gpus:
         raise ConfigurationError(
             f"unseen sweeps of {', '.join(sorted(others))}",
@@ -311,11 +316,16 @@ def _choosable(operation: Operation, shape: Shape) -> list[Schedule]:
     return [one.schedule for one in found if table.suits(one.schedule, shape)]
 
 
-def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]:
+def _measurements(
+    sources: Sequence[Path], warn: Callable[[str], None]
+) -> tuple[set[str], list[Measurement]]:
     """The GPUs and the measurements of journals, records and results of the benchmarks.
 
-    Journals are taken together: a schedule that several of them have is one measurement.
+    Journals are taken together: a schedule that several of them have is one measurement. Kernels
+    of other versions, which this one finds illegal, are left out with a warning: no model has
+    seconds for them.
     """
+    from warploom.generator.gpus import kind
     from warploom.generator.model.measurements import of_records, of_results
     from warploom.tuning import journal
 
@@ -324,7 +334,7 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
     measured: list[Measurement] = []
     results: list[Measurement] = []  # those of benchmarks
     for path in sources:
-        if path.suffix == ".jsonl":
+        if path.suffix == ".jsonl" or journal.begins(path):
             entries = journal.read(path)
             found = {entry.environment.gpu for entry in entries}
             if len(found) > 1:  # one whose run ended before it measured has none
@@ -343,7 +353,21 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
             gpus.add(gpu)
             measured += others
             results += others if records is None else []
-    return gpus, journal.measurements(*journals, results=results) + measured
+    every = journal.measurements(*journals, results=results) + measured
+    arch = kind(next(iter(gpus), "")).arch
+    legal = [one for one in every if _legal_kernel(arch, one)]
+    if left := len(every) - len(legal):
+        warn(f"{left} of {len(every)} measurements are of kernels that are not legal: left out")
+    return gpus, legal
+
+
+def _legal_kernel(arch: str, measured: Measurement) -> bool:
+    """Whether this version makes the kernel that was measured."""
+    from warploom.generator.specification import KernelSpec
+
+    with suppress(SpecificationError):
+        return bool(KernelSpec(arch, measured.operation, measured.schedule))
+    return False
 
 
 def _records(path: Path) -> Records | None:
