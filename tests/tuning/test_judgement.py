@@ -97,7 +97,7 @@ def test_a_record_that_is_far_behind_is_replaced_in_its_file(
 ) -> None:
     """What was picked in a loop at the limit of power was up to 29 % behind in a model."""
     records = tmp_path / "records.json"
-    slow = max(problem.space, key=lambda spec: spec.schedule.tile[0] == 64)  # type: ignore[attr-defined]
+    slow = max(problem.space, key=lambda spec: spec.schedule.tile[0] == 64)
     sweep = write_sweep(tmp_path / "sweep.jsonl", [problem])
     records_file.update(records, GPU, [replace(recorded(problem, slow), measured="2026-11-22")])
     done = run(space, "--shapes", SHAPE, "--records", records, "--replay", sweep, "--judge")
@@ -111,7 +111,7 @@ def test_a_record_of_a_kernel_that_is_not_legal_any_more_is_tuned_anew_and_not_j
 ) -> None:
     """Calls pass it over; `tune` said "recorded before", and `tune --judge` ended all problems."""
     records, old = tmp_path / "records.json", recorded(problem, problem.space[0])
-    best = replace(old.best.schedule, stages=99)  # type: ignore[call-arg]
+    best = replace(old.best.schedule, stages=99)
     records_file.update(records, GPU, [replace(old, best=replace(old.best, schedule=best))])
     options = ("--shapes", SHAPE, "--records", records, "--replay", sweep)
     judged = run(space, *options, "--judge")

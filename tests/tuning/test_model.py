@@ -261,6 +261,14 @@ def test_the_command_fits_journals_and_results(sweep: Path, tmp_path: Path) -> N
     assert document["gpu"] == GPU
     assert document["families"]["gemm"]["quality"] is None
     assert document["families"]["attention_forward"]["quality"] is None
+    before = out.read_text().replace(GPU, "NVIDIA H100 80GB HBM3")  # which a fit replaced
+    other = tmp_path / "same_file_of_another_kind.json"
+    other.write_text(before)
+    done = CliRunner().invoke(main, ["records", "fit", *sources, "--out", str(other)])
+    assert done.exit_code == 1 and "constants of NVIDIA H100" in done.stderr, done.stderr
+    assert other.read_text() == before
+    done = CliRunner().invoke(main, ["records", "fit", str(unmeasured.path)])
+    assert done.exit_code == 1 and "no measurement of a correct kernel" in done.stderr
     same = CliRunner().invoke(main, ["records", "fit", str(sweep), "--unseen", str(sweep)])
     assert same.exit_code and "must not be fitted to" in same.stderr
     for bad, told in ((tmp_path / "none.json", "No such file"), (sweep.parent, "directory")):

@@ -261,6 +261,23 @@ def test_wrong_usage_is_an_object_for_a_program() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["emit", "linear.yaml", "--out", ""],  # which filled the working directory
+        ["tune", "gemm", "--records", ""],  # which was a traceback
+        ["bench", "gemm", "--json", ""],
+        ["bench", "gemm", "--plot", ""],
+        ["records", "merge", "", "mine.json"],
+        ["report", "c2b9e29c", "--out", ""],
+        ["cache", "export", ""],
+    ],
+)
+def test_a_path_of_an_unset_variable_is_no_folder(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.stdout) == (1, "") and "'': must be a path" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["cache", "--no-such-option"]])
 def test_wrong_usage_is_the_users_input_and_not_a_compilation_failure(arguments: list[str]) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 1

@@ -14,6 +14,7 @@ import click
 
 from warploom.atomic_file import replace_file
 from warploom.cli import SuggestingGroup
+from warploom.cli.arguments import ANY_FILE
 from warploom.cli.output import Output, reporting
 from warploom.errors import (
     ConfigurationError,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("us", "default / best", "nvrtc", "revision", "measured", "noisy", "problem", "schedule")
 DIFFERENCES = ("gain", "problem", "old schedule", "new schedule")
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group("records", cls=SuggestingGroup)
@@ -45,7 +45,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("paths", nargs=-1, type=_FILE)
+@click.argument("paths", nargs=-1, type=ANY_FILE)
 @click.option("--family", "name", help="Only of this family.")
 @click.option("--type", "element", help="Only with operands or results of this type, such as bf16.")
 @click.option("--shape", help="Only of this shape, as the table has it; * stands for anything.")
@@ -155,8 +155,8 @@ def _row(record: Record) -> list[object]:
 
 
 @command.command()
-@click.argument("target", type=_FILE)
-@click.argument("sources", nargs=-1, required=True, type=_FILE)
+@click.argument("target", type=ANY_FILE)
+@click.argument("sources", nargs=-1, required=True, type=ANY_FILE)
 @reporting
 def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
     """Merge the tuned configs of SOURCES into TARGET, which is made if missing.
@@ -183,8 +183,8 @@ def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
 
 
 @command.command()
-@click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE)
+@click.argument("old", type=ANY_FILE)
+@click.argument("new", type=ANY_FILE)
 @reporting
 def diff(output: Output, old: Path, new: Path) -> None:
     """Say which shapes run another schedule by NEW than by OLD, and by how much it is faster.
@@ -220,14 +220,14 @@ def diff(output: Output, old: Path, new: Path) -> None:
 
 
 @command.command()
-@click.argument("sources", nargs=-1, required=True, type=_FILE)
+@click.argument("sources", nargs=-1, required=True, type=ANY_FILE)
 @click.option(
-    "--out", type=_FILE, help="The file of constants; configs/model has the shipped ones."
+    "--out", type=ANY_FILE, help="The file of constants; configs/model has the shipped ones."
 )
 @click.option(
     "--unseen",
     multiple=True,
-    type=_FILE,
+    type=ANY_FILE,
     help="Sweeps to hold the constants against, of problems that SOURCES do not have; may repeat.",
 )
 @reporting
@@ -246,13 +246,19 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
     from warploom.generator.model.fit import fit as fitted
 
     gpus, measured = _measurements(sources, output.warning)
-    if len(gpus) != 1:
+    if len(gpus) > 1:
         raise ConfigurationError(
-            f"measurements of {', '.join(sorted(gpus)) or 'no GPU'}",
+            f"measurements of {', '.join(sorted(gpus))}",
             rule="constants are of one GPU kind",
             fix="fit each by itself",
         )
     known = files.read(out) if out and out.exists() else None
+    if known and {known.gpu} != gpus:
+        raise ConfigurationError(
+            f"{out}: constants of {known.gpu}",
+            rule=f"a file is of one GPU kind, and SOURCES are of {', '.join(gpus) or 'none'}",
+            fix="give --out another file",
+        )
     others, held = _measurements(unseen, output.warning)
     if not others <= gpus:
         raise ConfigurationError(
@@ -260,7 +266,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
             rule=f"must be of {', '.join(gpus)}",
             fix="leave those of other GPUs out",
         )
-    constants = fitted(gpus.pop(), measured, known, _legal(), held, _choosable)
+    constants = fitted(next(iter(gpus), ""), measured, known, _legal(), held, _choosable)
     rows = [
         [
             name,
