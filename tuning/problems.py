@@ -10,7 +10,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import rank
-from warploom.generator.records import problem_text
+from warploom.generator.records import Environment, Record, problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, Operation, Schedule
@@ -116,3 +116,9 @@ def fitting(operation: Operation, shape: Shape, schedule: Schedule, arch: str) -
     """A schedule's kernel where dense tensors can have it, else None."""
     requires = family(operation.family).table.required(operation, shape)
     return dispatch.fitting(operation, shape, schedule, arch, requires)
+
+
+def runnable(record: Record, here: Environment) -> bool:
+    """Whether this version makes the best kernel of a record: others may have been of another."""
+    arch = DeviceLimits(here.multiprocessors, here.gpu).arch
+    return fitting(record.operation, record.shape, record.best.schedule, arch) is not None

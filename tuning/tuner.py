@@ -25,9 +25,9 @@ from warploom.tuning.fleet.agreement import agreed, unconfirmed, works
 from warploom.tuning.fleet.members import Fleet, Member, Results
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Journal, Result
-from warploom.tuning.problems import Problem
+from warploom.tuning.problems import Problem, runnable
 from warploom.tuning.search import Search
-from warploom.tuning.searches import judged, runnable, searched
+from warploom.tuning.searches import judged, searched
 
 PRECISION, FINAL_PRECISION = 0.015, 0.006  # standard errors of times
 SETS, FINAL_SETS = 8, 16  # of buffers

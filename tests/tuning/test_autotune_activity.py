@@ -191,6 +191,24 @@ def test_what_another_process_records_is_run_without_measuring(
     lock.release()
 
 
+def test_a_record_of_a_kernel_that_is_not_legal_is_no_reason_not_to_tune(
+    machine: Machine, folder: Path
+) -> None:
+    """Of another version: calls pass it over, and it was taken for what they run."""
+    plan = plan_of()
+    asked = plan.choice.asked
+    assert asked is not None
+    here = records.environment(GPU, asked.operation.family)
+    best = Timed(replace(plan.choice.spec.schedule, stages=99), 1e-5, 0.0)  # type: ignore[call-arg]
+    record = Record(asked.operation, asked.shape, here, best, None, measured="2026-11-23T00:00")
+    records_file.update(folder / file_name(GPU.gpu), GPU.gpu, [record])
+    machine.enter(0.05)
+    call(plan)
+    until(lambda: machine.status() == READY)
+    call(plan)
+    until(lambda: machine.status() == "tuned")
+
+
 def test_where_another_process_ends_without_a_record_this_one_tunes(machine: Machine) -> None:
     lock, _ = tuned_elsewhere()
     machine.enter(0.05)

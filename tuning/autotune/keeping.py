@@ -9,6 +9,7 @@ from warploom.generator import records_file
 from warploom.generator.records import Record
 from warploom.runtime.records import environment, known, learn, user_file
 from warploom.tuning.autotune.problem import Problem
+from warploom.tuning.problems import runnable
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +22,12 @@ class Keeping:
         self._warned = False
 
     def recorded(self, problem: Problem) -> bool:
-        """Whether there is a record of a problem by now, this process's or another's."""
+        """Whether there is a record that calls run by now, this process's or another's."""
         gpu, name = problem.target.gpu, problem.operation.family
         self._read(gpu)
         here = environment(problem.target, name)
-        return known(gpu).records.exact(problem.operation, problem.shape, here) is not None
+        found = known(gpu).records.exact(problem.operation, problem.shape, here)
+        return found is not None and runnable(found, here)
 
     def keep(self, gpu: str, record: Record) -> None:
         """Add a record to the file, and decide by it. RecordsError where it cannot be written."""
