@@ -112,8 +112,9 @@ def read(path: Path) -> list[RecordedCall]:
         raise ConfigurationError(f"{path}: {error}", rule="must be JSON", fix=_FIX) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA or not isinstance(document.get("calls"), list):
+        told = "no calls" if schema == SCHEMA else f"schema {schema!r}"
         raise ConfigurationError(
-            f"{path}: schema {schema!r}",
+            f"{path}: {told}",
             rule=f"must be a list of calls of schema {SCHEMA}",
             fix=f"{_FIX} of this version",
         )

@@ -199,7 +199,7 @@ def test_a_record_of_a_kernel_that_is_not_legal_is_no_reason_not_to_tune(
     asked = plan.choice.asked
     assert asked is not None
     here = records.environment(GPU, asked.operation.family)
-    best = Timed(replace(plan.choice.spec.schedule, stages=99), 1e-5, 0.0)  # type: ignore[call-arg]
+    best = Timed(replace(plan.choice.spec.schedule, stages=99), 1e-5, 0.0)
     record = Record(asked.operation, asked.shape, here, best, None, measured="2026-11-23T00:00")
     records_file.update(folder / file_name(GPU.gpu), GPU.gpu, [record])
     machine.enter(0.05)

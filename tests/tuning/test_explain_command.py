@@ -106,6 +106,12 @@ def test_a_vector_of_one_scale_is_explained_in_both_ways() -> None:
         (["gemm", "--shapes", "64x64x64", "--gpu", "h300"], "GPU 'h300'"),
         (["nothing", "--shapes", "1x1x1"], "nothing: no such file"),
         (["gemm", "--shapes", "1x1x1", "--m", "4"], "--m with --shapes: chooses among the shapes"),
+        (["gemm", "--model", "llama3-8b", "--m", "9" * 40], "must be positive numbers"),
+        (["gemm", "--model", "llama3-8b", "--m", "9" * 5000], "must be positive numbers"),
+        (["gemm", "--model", "llama3-8b", "--m", "\u0967"], "must be positive numbers"),
+        (["gemm", "--shapes", "1x1x1", "--set", f"terms={'9' * 5000}"], "must be a plain value"),
+        (["gemm", "--shapes", "1x1x1", "--set", "terms=2026-99-99"], "must be a plain value"),
+        (["gemm", "--shapes", "1x1x1", "--set", "a=e4m3,a=bf16"], "a must be given once"),
         (["gemm", "--model", ""], "--model '': must be a model of"),  # was all of them
         (["gemm", "--shapes", ","], "',': must have a shape"),
         (["gemm", "--shapes", ""], "'': must have a shape"),

@@ -203,6 +203,8 @@ def run(*arguments: str) -> Result:
         (("gemm", "--cells", "groups"), "there are llm, squares, tuned, drawn, training"),
         (("gemm", "--types", "fp4"), "bf16, fp16"),
         (("gemm", "--m", "x"), "numbers, separated by commas"),
+        (("gemm", "--m", "9" * 5000), "numbers, separated by commas"),
+        (("gemm", "--problems", "1:" + "9" * 5000), "at most 9 digits"),
         (("gemm", "--problems", "1:0"), "must be SEED or SEED:COUNT"),
         (("gemm", "--match", "no such cell"), "leave none"),
         (("convolution",), "there are gemm, mixed_gemm, attention_forward"),

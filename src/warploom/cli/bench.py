@@ -21,8 +21,10 @@ from warploom.cli.bench_shapes import bench
 from warploom.cli.engines import ray_option
 from warploom.cli.operations import operation_options
 from warploom.cli.output import Output, reporting_text
-from warploom.cli.shapes import written_shapes
+from warploom.cli.shapes import written_numbers, written_shapes
 from warploom.errors import ConfigurationError
+
+MOST_DIGITS = 9  # of a seed, and of how many problems it samples
 
 
 @click.command("bench")
@@ -38,7 +40,9 @@ from warploom.errors import ConfigurationError
 )
 @click.option("--peers", default="", help="Baselines, separated by commas (default: all).")
 @click.option("--types", default="", help="Types, separated by commas (default: all).")
-@click.option("--m", "rows", default="", help="Only cases of these M, or lengths.")
+@click.option(
+    "--m", "rows", default="", callback=written_numbers, help="Only cases of these M, or lengths."
+)
 @click.option("--match", default="", help="Only cases whose name has this text.")
 @click.option("--specs", type=ANY_FILE, help="A configuration, whose kernels compete as well.")
 @click.option(
@@ -67,7 +71,7 @@ def command(
     cells: str,
     peers: str,
     types: str,
-    rows: str,
+    rows: Sequence[int],
     match: str,
     specs: Path | None,
     problems: str | None,
@@ -137,7 +141,7 @@ def command(
         cells=_of(cells, offered["cells"], "cells"),
         peers=_of(peers, offered["peers"], "peers"),
         types=_of(types, offered["types"], "types"),
-        m=tuple(_number(word) for word in rows.split(",") if word),
+        m=tuple(rows),
         match=match,
         specs=runner.competing(specs, here=address is None) if specs else (),
         baseline=baseline,
@@ -267,16 +271,12 @@ def _of(written: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 def _seeded(problems: str | None) -> dict[str, int]:
     """The seed of drawn problems, and how many of each type, as far as they are told."""
     words = problems.split(":") if problems else []
-    if len(words) > 2 or not all(word.isdecimal() for word in words) or "0" in words[1:]:
+    numbers = [word.isascii() and word.isdecimal() and len(word) <= MOST_DIGITS for word in words]
+    found = list(map(int, words)) if all(numbers) else []
+    if problems and (not 1 <= len(found) <= 2 or 0 in found[1:]):
         raise ConfigurationError(
-            f"--problems {problems}", rule="must be SEED or SEED:COUNT", fix="such as 1:60"
+            f"--problems {problems}",
+            rule=f"must be SEED or SEED:COUNT, of at most {MOST_DIGITS} digits each",
+            fix="such as 1:60",
         )
-    return dict(zip(("seed", "count"), map(int, words), strict=False))
-
-
-def _number(word: str) -> int:
-    if not word.strip().isdecimal():
-        raise ConfigurationError(
-            f"--m {word}", rule="must be numbers, separated by commas", fix="such as 1,16,64"
-        )
-    return int(word)
+    return dict(zip(("seed", "count"), found, strict=False))

@@ -21,11 +21,13 @@ Fields = Sequence[tuple[str, str]]
 
 def _fields(_context: object, _option: object, values: Sequence[str]) -> Fields:
     """FIELD=VALUE as pairs, of which one option may have several, with commas between them."""
-    found = []
+    found: list[tuple[str, str]] = []
     for word in ",".join(values).split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if word and not (name and equals and value):
             raise click.BadParameter(f"{word!r}: must be FIELD=VALUE, such as dim=128")
+        if any(name == other for other, _ in found):
+            raise click.BadParameter(f"{word!r}: {name} must be given once")
         if word:
             found.append((name, value))
     return found
@@ -112,7 +114,7 @@ def _changed(operation: Operation, fields: Fields, epilogue: str) -> Operation:
             )
         try:
             plain[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as no date
             raise ConfigurationError(
                 f"--set {name}={value}", rule="must be a plain value", fix="for example dim=128"
             ) from error

@@ -10,6 +10,7 @@ import click
 
 from warploom.errors import ConfigurationError
 from warploom.generator.configurations import spaces
+from warploom.generator.shapes import LARGEST
 from warploom.suggestions import suggestion
 
 
@@ -26,10 +27,14 @@ def written_shapes(_context: object, _option: object, value: str | None) -> list
     return words
 
 
-def _numbers(_context: object, _option: object, value: str) -> list[int]:
+def written_numbers(_context: object, _option: object, value: str) -> list[int]:
+    """The positive numbers of an option, which kernels can count to."""
     words = _words(value)
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise click.BadParameter(f"{value!r}: must be positive numbers, separated by commas")
+    short = all(word.isascii() and word.isdecimal() and len(word) <= 10 for word in words)
+    if not short or not all(0 < int(word) <= LARGEST for word in words):
+        raise click.BadParameter(
+            f"{value!r}: must be positive numbers, separated by commas, of at most {LARGEST}"
+        )
     return list(map(int, words))
 
 
@@ -45,7 +50,11 @@ _OPTIONS = (
     ),
     click.option("--cells", is_flag=True, help="Every case of benchmarks/cells.yaml."),
     click.option(
-        "--m", "rows", default="", callback=_numbers, help="Cases of these M or lengths only."
+        "--m",
+        "rows",
+        default="",
+        callback=written_numbers,
+        help="Cases of these M or lengths only.",
     ),
 )
 
