@@ -116,7 +116,7 @@ def _parsed(path: Path, document: dict[str, Any]) -> Records:
         except SpecificationError as error:
             raise RecordsError(
                 f"{path}: records[{index}]: {error}",
-                rule="every record must be of a kernel family that this version has",
+                rule="every record must be one that this version can have written",
                 fix="upgrade warploom, or remove that record; the file was not changed",
             ) from error
     return Records(gpu, tuple(records))
