@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import _pytest.logging
 import pytest
 
 # All that is loaded while tests are collected stays: to look for garbage in it takes seconds.
@@ -113,6 +115,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class RootLogs(_pytest.logging.catching_logs[logging.Handler]):
+    """What catches logs for pytest, at the root alone: those of Warploom arrive there.
+
+    pytest goes through thousands of loggers six times in a test, for those that end on their own.
+    torch's log of traces is one: for a handler it prints each graph, guard and symbol it makes.
+    """
+
+    def __enter__(self) -> logging.Handler:
+        if self.level is not None:
+            return super().__enter__()
+        logging.getLogger().addHandler(self.handler)
+        self.attached_loggers.append(logging.getLogger())
+        return self.handler
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hide scipy from transformers, which imports its optimizers for losses of object detection.
 
@@ -122,6 +139,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not is_gpu_session(config):  # whose baselines may need it
         sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
+    _pytest.logging.catching_logs = RootLogs  # type: ignore[misc]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
