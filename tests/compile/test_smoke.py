@@ -19,6 +19,7 @@ from precompiled import (
     compiled,
     compiled_text,
     headers,
+    render,
     reports,
     together,
 )
@@ -26,7 +27,6 @@ from precompiled import (
 from warploom.cli.show import nvcc_command
 from warploom.generator import nvrtc, nvrtc_headers, nvrtc_program
 from warploom.generator.configurations import smoke
-from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import find
