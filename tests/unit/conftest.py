@@ -1,4 +1,4 @@
-"""What the unit tests share: a wheel."""
+"""What the unit tests share: a wheel, and a package of small sets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from warploom.generator import configurations
 from warploom.generator.toolchain import Component
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
+
+
+@pytest.fixture
+def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's configurations are the small ones: to expand its spaces takes 3 s.
+
+    test_cli_kernels.py looks for kernels in all of them.
+    """
+    monkeypatch.setattr(configurations, "every", configurations.smoke)
 
 
 @pytest.fixture

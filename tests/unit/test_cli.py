@@ -265,7 +265,8 @@ def test_a_compilation_that_is_stopped_says_what_is_stored(
 
 
 @pytest.mark.usefixtures("compiled_here")
-def test_show_takes_a_digest_and_a_file_of_the_name(small: Path, private_store: Path) -> None:
+@pytest.mark.usefixtures("small_sets")
+def test_show_takes_a_digest_and_a_file_of_the_name(small: Path) -> None:
     spec = SPECS[3]
     for written in (spec.digest[:8], spec.digest, f"some/{spec.name}.cu", f"{spec.name}.cubin"):
         assert run("show", "--source", written).stdout == render(spec)
@@ -292,6 +293,7 @@ def test_show_works_without_a_toolchain(monkeypatch: pytest.MonkeyPatch) -> None
     assert "toolchain: NVRTC: not found: it is needed: install it" in result.stdout
 
 
+@pytest.mark.usefixtures("small_sets")
 def test_an_unknown_name_is_the_users_error() -> None:
     result = run("show", "gemm_of_another_kind")
     assert (result.exit_code, result.stdout) == (1, "")
