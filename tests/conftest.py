@@ -15,6 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from importlib import resources
 from pathlib import Path
 
 import _pytest.logging
@@ -202,12 +203,20 @@ def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     """Keep every test, and every process it starts, away from the user's store and settings.
 
     Nothing that tests write has to be there after a power failure. Which product a GPU's name is of
-    every plan asks anew: here that was a quarter of what the cost model took.
+    every plan asks anew: here that was a quarter of what the cost model took. The package's records
+    take a third of a second to read, and many tests forget what was read.
     """
-    from warploom.generator import gpus
+    from warploom.generator import gpus, records_file
+
+    shipped = Path(str(resources.files("warploom.configs")))
+    read, kept = records_file.read, functools.cache(records_file.read)
+
+    def reads(path: Path) -> object:
+        return (kept if path.is_relative_to(shipped) else read)(path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpus, "_product", functools.cache(gpus._product))
+        patch.setattr(records_file, "read", reads)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
