@@ -38,10 +38,10 @@ def absences(cells: Sequence[CellJson]) -> str:
         for entry in cell["entries"][1:]:
             if raised := entry["absent"]:
                 why = reason(raised, family_of(cell).absences)
-                found[entry["contender"], why] += 1
+                found[peer(entry["contender"], family_of(cell)), why] += 1
     alike: dict[tuple[str, int], list[str]] = {}
     for (name, why), count in found.items():
-        alike.setdefault((why, count), []).append(peer(name))
+        alike.setdefault((why, count), []).append(name)
     return "; ".join(
         f"{', '.join(names)} in {share(count, len(cells))} ({why})"
         for (why, count), names in alike.items()

@@ -194,7 +194,7 @@ def _rates(
         panel, work = family.panel(cell["problem"]), family.flops(cell["problem"]) or 0.0
         for entry in filter(right, cell["entries"]):
             lines = panels.setdefault(panel or ("", ""), {}).setdefault(
-                peer(entry["contender"]), []
+                peer(entry["contender"], family), []
             )
             lines.append((point(cell), work / entry["seconds"] * 1e-12))
     if len(plain) < _FEWEST or len(panels) < 2:
@@ -206,7 +206,7 @@ def _rates(
         f"with a line for each of {', '.join(_lines(panels))}."
     )
     data = [title, [[*place, lines] for place, lines in panels.items()]]
-    names = [peer(name) for name in family.peers.values()]
+    names = [peer(name, family) for name in family.peers.values()]
     paint = partial(plots.rates, panels, names, title, words)
     return Picture(f"{stem}_rates", alt, data, paint, _unmeasured(panels, axis))
 

@@ -62,7 +62,7 @@ def of_cells(cells: Sequence[CellJson]) -> Table:
         return columns, [row[: len(columns)] for row in rows]
     names = ["warploom", *measured_peers(cells)]
     decided = ["kernel by"] if any("decision" in cell["problem"] for cell in cells) else []
-    times = [f"{peer(name)} us" for name in names]
+    times = [f"{peer(name, family_of(cells[0]))} us" for name in names]
     further = list(dict.fromkeys(name for cell in cells for name in family_of(cell).further(cell)))
     rates = ["Warploom TFLOP/s", *further]
     columns = ["case", "floor us", *times, *rates, RATIO, "verdict", *decided]
@@ -77,7 +77,8 @@ def _listed(cell: CellJson, entry: CellJson) -> tuple[str, ...]:
     if right(entry) and taken:
         ratio = f"{taken / first['seconds']:.3f}" if first["seconds"] else "-"
         share = f"{cell['floor']['seconds'] / taken:.2f}" if cell["floor"] else "-"
-    return str(cell["name"]), peer(entry["contender"]), _microseconds(entry), ratio, share
+    called = peer(entry["contender"], family_of(cell))
+    return str(cell["name"]), called, _microseconds(entry), ratio, share
 
 
 def _row(cell: CellJson, names: Sequence[str], further: Sequence[str]) -> tuple[str, ...]:

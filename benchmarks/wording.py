@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.families import CellJson, families, family_of, group_of
+from benchmarks.families import CellJson, Family, families, family_of, group_of
 
 DocumentJson = Mapping[str, Any]
 RATIO = "fastest baseline / Warploom"
@@ -118,12 +118,10 @@ def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:
 # ---- Peers ---------------------------------------------------------------------------------------
 
 
-def peer(name: str) -> str:
-    """What a contender is called."""
-    called = {"warploom": "Warploom"}
-    for family in families().values():
-        called |= family.called
-    return called.get(name, name)
+def peer(name: str, family: Family) -> str:
+    """What pages call a contender of a family's cells: of others, "torch" is something else."""
+    own, *_ = name.partition(",")
+    return family.called.get(name, "Warploom" + name[len(own) :] if own == "warploom" else name)
 
 
 def right(entry: Mapping[str, Any]) -> bool:
@@ -160,7 +158,7 @@ def beside(cells: Sequence[CellJson]) -> str:
     found = measured_peers(cells)
     others = {name: count for name, count in found.items() if not name.startswith("warploom")}
     for name, count in (others or found).items():
-        groups.setdefault(count, []).append(peer(name))
+        groups.setdefault(count, []).append(peer(name, family_of(cells[0])))
     return "; ".join(
         ", ".join(names) + ("" if count == len(cells) else f" in {share(count, len(cells))}")
         for count, names in groups.items()

@@ -47,6 +47,7 @@ import warploom
 from gpt import Implementation, Size
 from train_gpt import FILE, chosen, run
 from trainer import Trainer, deterministic
+from warploom.errors import WarploomError
 from warploom.float8 import RECIPES, Recipe
 
 SMALL = Size(layers=4, width=512, heads=8, context=512)  # recipes, fp32: 11 runs in two minutes
@@ -147,6 +148,12 @@ def main(
     """Compare the losses of training on Warploom's kernels with those of seeds on torch's."""
     if recipes and fp32:
         raise click.UsageError("--recipes: is of bf16: leave it out, or --fp32")
+    if fp32:
+        try:
+            with warploom.fp32.activate():
+                pass
+        except WarploomError as error:  # such as without a GPU, before a model is trained
+            raise click.UsageError(f"--fp32: {error}") from error
     if picture is not None:
         loss_picture.require()
     texts = python_texts.load(docstrings=not tiny)

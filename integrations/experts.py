@@ -83,7 +83,7 @@ def experts(
             fp32, e4m3 with scales, or PackedExperts, as must be down.
         down: [E, H, I]; [E, I, H] where transposed. H and I are multiples of 8.
         gate: f: silu, gelu, gelu_tanh, relu, or swiglu_oai (gpt-oss's, by alpha and limit). Or a
-            function of the first product [rows, N] that returns [rows, I], for any N.
+            function of the first GEMM's result [rows, N] that returns [rows, I], for any N.
         gate_layout: "halves", or "interleaved" where rows of gate and up take turns.
         transposed: Weights have their inputs first.
         gate_up_bias: [E, 2 I], or None.
@@ -96,7 +96,7 @@ def experts(
         first_expert: The id of the first of these experts, where other ranks have the others, which
             add nothing here. None: it is 0, and ids that are no expert's are refused on the CPU,
             and add nothing on a GPU, whose contents the host does not read.
-        norm: A function of the rows [rows, H] of the second product, before they are weighted.
+        norm: A function of the rows [rows, H] of the second GEMM, before they are weighted.
         recipe: "blockwise" trains in fp8: tokens, weights and gradients are quantized in each
             call, by blocks of 1x128 and 128x128, for all GEMMs of both passes. H and I are
             multiples of 16. None: GEMMs are of 16 bits.
@@ -108,8 +108,8 @@ def experts(
     PackedExperts and e4m3 weights are multiplied by tokens of 16 bits, and are frozen: hidden,
     weights and biases get gradients, once. The gate of PackedExperts runs in the first kernel where
     gate and up are interleaved, also where a gradient is wanted: the backward pass computes the
-    first GEMM again. It multiplies gradients by weights that it gives back in 16 bits, of up to 1
-    GiB at a time. Under autocast tensors are converted, as torch converts those of linear layers.
+    first GEMM again. For the gradient of hidden it dequantizes weights, up to 1 GiB in 16 bits at a
+    time. Under autocast tensors are converted, as torch converts those of linear layers.
 
     Raises:
         ProblemError: Before anything is launched, naming the value and the fix; for ids that are no

@@ -41,7 +41,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
     kv_layout                "NHD": pages [page, kv_heads, dim]; "HND": [kv_heads, page, dim]
     use_cuda_graph           plans keep their place in memory, for a batch of the size that
                              paged_kv_last_page_len_buffer has, and up to the pages that
-                             paged_kv_indices_buffer has room for
+                             paged_kv_indices_buffer has space for
     use_tensor_cores, backend  are ignored: every kernel here uses tensor cores
     jit_args                 must be None
     """

@@ -1,4 +1,4 @@
-"""`warploom.fp32`: torch's fp32 matrix products on tensor cores, as exact as torch's own."""
+"""`warploom.fp32`: torch's fp32 matmuls on tensor cores, as exact as torch's own."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _FIX = 'call warploom.gemm(precision="fp32"), which runs anywhere'
 
 
 def activate(only: Only | None = None) -> Activation:
-    """Run torch's fp32 matrix products on tensor cores, until `remove()` or the end of a `with`.
+    """Run torch's fp32 matmuls on tensor cores, until `remove()` or the end of a `with`.
 
     torch's mm, addmm and bmm, and what calls them (matmul, linear, einsum, their gradients, code of
     torch.compile that calls cuBLAS), run `warploom.gemm(precision=...)` for fp32 CUDA tensors of at
-    least `LEAST` products of elements. torch.get_float32_matmul_precision() decides, at each call:
-    under "highest", torch's default, "fp32" runs, which is as exact as torch's products for any
+    least `LEAST` multiplications. torch.get_float32_matmul_precision() decides, at each call:
+    under "highest", torch's default, "fp32" runs, which is as exact as torch's matmuls for any
     values; under "high" "bf16x3" runs; "medium" is left to torch, and so is everything on GPUs
     that Warploom has no kernels for.
 
@@ -64,7 +64,7 @@ def activate(only: Only | None = None) -> Activation:
 
 
 class Activation(Overridden):
-    """Warploom's kernels in torch's fp32 matrix products: see `activate`."""
+    """Warploom's kernels in torch's fp32 matmuls: see `activate`."""
 
     def __init__(self, only: Only | None = None) -> None:
         if only not in (None, *PRECISIONS):

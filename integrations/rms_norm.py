@@ -23,8 +23,8 @@ from warploom.runtime.tensors import shown
 def fold_rms_norm(weight: torch.Tensor, norm_weight: torch.Tensor) -> torch.Tensor:
     """Return a linear layer's weight with the weight of the norm before it multiplied in.
 
-    The products are computed in fp32 and rounded once, to the type of `weight`. torch rounds
-    instead: x times the norm's weight, to the type of x. A weight in few bits is quantized after.
+    It is computed in fp32 and rounded once, to the type of `weight`. torch instead rounds x times
+    the norm's weight, to the type of x. To quantize the layer, quantize the result.
 
     Args:
         weight: [N, K] of a linear layer.
@@ -35,7 +35,7 @@ def fold_rms_norm(weight: torch.Tensor, norm_weight: torch.Tensor) -> torch.Tens
         A new tensor of the shape and type of `weight`.
 
     Raises:
-        ProblemError: for a packed weight, and for extents that do not fit.
+        ProblemError: for a quantized weight, and for sizes that do not fit.
 
     Example:
         >>> warploom.functional.fold_rms_norm(torch.ones(2, 3), torch.tensor([1.0, 2.0, 3.0]))
@@ -71,7 +71,7 @@ def linear_add(
 
     Args:
         h: [.., K] in fp16 or bf16, of two dimensions or more.
-        weight: [N, K], as torch.nn.Linear has it, or packed.
+        weight: [N, K], as torch.nn.Linear has it, or a quantized weight.
         residual: [.., N], the residual stream.
         bias: [N].
         out: where the sum goes; it may be the residual itself.
@@ -113,15 +113,15 @@ def rms_norm_linear(
 
     Args:
         x: [.., K] in fp16 or bf16, the first result of `linear_add`.
-        weight: [N, K] with the norm's weight multiplied in, or packed of that.
+        weight: [N, K] with the norm's weight multiplied in, or a quantized weight of that.
         shares: the second result of `linear_add`.
         bias: [N].
         eps: of the norm.
         gate: the function of the columns of the gate, which those of up are multiplied by, as
             `warploom.gemm` has it.
         gate_layout: "halves" where W has all rows of the gate before all rows of up;
-            "interleaved" where they take turns, as they must in a packed weight: it is quantized
-            of `torch.stack((gate, up), 1).flatten(0, 1)`.
+            "interleaved" where they alternate, as they must in a quantized weight: quantize
+            `torch.stack((gate, up), 1).flatten(0, 1)`.
         out: where the result goes.
 
     Returns:

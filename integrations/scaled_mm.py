@@ -54,7 +54,7 @@ def scaled_mm(
             block scales it has no meaning.
 
     Returns:
-        The product [M, N].
+        The result [M, N].
 
     Raises:
         ProblemError: for scalings and swizzles that Hopper's kernels do not have, and for scales of

@@ -82,12 +82,12 @@ class Packed:
 
 
 class PackedWeight(Packed):
-    """W [N, K] in few bits: W[n, k] = scale[n, k // group] * (code[n, k] - zero[n, k // group]).
+    """Quantized W [N, K]: W[n, k] = scale[n, k // group] * (code[n, k] - zero[n, k // group]).
 
     `slabs`, also `data`, are uint8 [row blocks, slabs of k, bytes]; `channel_scales` and
     `channel_zeros` [N padded to 64] are there where scales are per channel (group None), and None
     elsewhere. `metadata` says what is in them. Made by `quantize`, `from_codes`, `from_tensors` or
-    `load`: the constructor takes its arguments as they are. A packed weight is a node of torch's
+    `load`: the constructor takes its arguments as they are. A quantized weight is a node of torch's
     trees (`torch.compile`, `tree_map`), is never changed in place, and has no gradient.
     """
 
@@ -143,7 +143,7 @@ class PackedWeight(Packed):
 
     @classmethod
     def empty(cls, metadata: Metadata, device: torch.device | str | None = None) -> PackedWeight:
-        """Return a packed weight whose bytes are whatever was in memory; padding is not set."""
+        """Return a quantized weight whose bytes are whatever was in memory; padding is not set."""
         kinds = metadata.tensors()
         made = {name: torch.empty(s, dtype=t, device=device) for name, (s, t) in kinds.items()}
         return cls(metadata=metadata, **made)

@@ -47,7 +47,7 @@ class SparseWeight:
                 four neighbours along k.
 
         Returns:
-            The packed weight, on the same device.
+            The sparse weight, on the same device.
 
         Raises:
             ProblemError: The weight has another shape or type, or a group with three nonzeros.
@@ -72,10 +72,10 @@ class SparseWeight:
                 form.
 
         Returns:
-            The packed weight, on the same device.
+            The sparse weight, on the same device.
 
         Raises:
-            ProblemError: The tensor is of another class, or has a shape or type that is not packed.
+            ProblemError: The tensor is of another class, or has a shape or type without kernels.
         """
         if not isinstance(weight, torch.sparse.SparseSemiStructuredTensor):
             raise ProblemError(
@@ -187,7 +187,7 @@ def sparsify(
         by: "magnitude": the two largest absolute values stay, of equal ones the first.
 
     Returns:
-        The packed weight, on the same device.
+        The sparse weight, on the same device.
 
     Raises:
         ProblemError: A choice is unknown, the weight has another shape or type, or holds NaN.

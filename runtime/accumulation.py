@@ -11,9 +11,9 @@ def accumulated(dtype: torch.dtype, k: int, accumulation: str = "fast") -> float
     """The error of a dot product of length k, relative to |a| |b|, on Hopper's tensor cores.
 
     16-bit types: products are exact, sums are truncated to about 22 bits each wgmma k, promoted
-    only those over 64, which fp32 adds up. fp8 keeps
-    about 13 bits of the largest product in each wgmma k, and of the sum before it; promoted, it
-    does so for sums over 128, and fp32 for the rest. int8 is exact.
+    only those over 64, which fp32 adds up. fp8 keeps about 14 bits, the first one counted, of the
+    largest product in each wgmma k and of the sum before it; promoted, it does so for sums over
+    128, and fp32 for the rest. int8 is exact.
 
     Of fp8 this is for terms of both signs. Each product of a wgmma is truncated by itself, at the
     last bit of the sum so far: where all have one sign these errors do, too, and a sum loses up to

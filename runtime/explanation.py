@@ -32,7 +32,7 @@ class Explanation:
 
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
     kernels that came next. `gradients` is the same of the backward pass, if there is one. `gpu` is
-    the GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
+    the GPU that was named; of it, `stored` says whether this machine's kernel cache has the kernel.
     `operations` has the explanations of a function's operations, by their names, where it runs
     several; then `kernel` is empty, and `seconds` their sum.
     `reference` is True of a call on CPU tensors, which runs no kernel; `torch` of one that torch's

@@ -1,10 +1,11 @@
 """Compiles kernels on a machine without a GPU, for one with a GPU whose time is short.
 
 `carry_kernels.py pack FILE [PATHS] [--config CONFIG]` compiles what GPU tests under PATHS build and
-what configurations list (default: all tests) and writes it to FILE; `carry_kernels.py unpack FILE
-STORE` puts it into a store there, which `run_gpu_tests.py --store STORE` reads, and with
-WARPLOOM_CACHE_DIR=STORE everything else. Of FILE some kernels, drawn at random, are compiled again:
-where one has other bytes nothing is taken, since what then ran would come from no compiler there.
+what configurations list (default: all tests) and writes it to FILE; on the other machine,
+`carry_kernels.py unpack FILE STORE` puts it into the kernel cache STORE. `run_gpu_tests.py` reads
+build/gpu_tests/store; everything else reads STORE where WARPLOOM_CACHE_DIR names it. Some kernels
+of FILE, chosen at random, are compiled again there: if one differs nothing is taken, since the
+tests would run what this machine's compiler does not make.
 """
 
 from __future__ import annotations

@@ -7,14 +7,16 @@ For GPUs that are at hand for a limited time. JOBS.yaml is a list of jobs, the m
       seconds: 60
 
 Each GPU takes the first job left whose `seconds` the time that is left allows. {out} is the folder
-of results, where a job's output is NAME.log, and what became of each job is in jobs.txt. A job that
-takes three times its seconds is stopped, and sooner where others wait: it may take half of the time
-that is left, or a quarter more than its seconds. `--archive FILE` has all results in one file, new
-after each job, for machines from which few files come back.
+of results, where a job's output is NAME.log, and what became of each job is in jobs.txt; {seed} is
+a number that is drawn when the job begins, for `warploom bench gemm --problems {seed}:60`. A job
+that takes three times its seconds is stopped, and sooner where others wait: it may take half of the
+time that is left, or a quarter more than its seconds. `--archive FILE` has all results in one file,
+new after each job, for machines from which few files come back.
 """
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import sys
 import tarfile
@@ -122,7 +124,8 @@ class Queue:
     def _run(self, job: Job, gpu: str, late: float) -> tuple[str, list[str]]:
         """Run a job that is stopped when it is `late`; what became of it, and its last lines."""
         log = self.out / f"{job.name}.log"
-        words = [word.replace("{out}", str(self.out)) for word in shlex.split(job.command)]
+        named = job.command.replace("{seed}", str(secrets.randbelow(1_000_000)))
+        words = [word.replace("{out}", str(self.out)) for word in shlex.split(named)]
         if words[0] in ("python", "warploom"):  # those of this environment
             module = [] if words[0] == "python" else ["-m", "warploom"]
             words[:1] = [sys.executable, *module]

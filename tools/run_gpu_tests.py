@@ -49,7 +49,7 @@ except OSError as error:
 HANGS = 300  # seconds after which a test hangs: the longest, of mutants, take one or two minutes
 GRACE = 45  # seconds in which an interrupted pytest writes what passed
 GONE = 10  # seconds in which what is killed is gone, unless a driver holds it
-MARK = "WARPLOOM_SUPERVISED"  # of the environment of a command, and of all that it begins
+MARK = "SUPERVISED_BY"  # of the environment of a command, and of all that it begins
 
 
 def files_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:

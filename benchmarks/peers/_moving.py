@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from benchmarks.families import Asked
 from benchmarks.protocol import rotated
 from warploom.generator.specification import KernelSpec
@@ -14,6 +16,20 @@ from warploom.runtime.contest import Contender
 from warploom.runtime.plan import Plan, make
 
 Operands = Any  # a family's call: its operands, and the kernel that it is to run
+COPY = "copy"  # a contender
+LINE = 128  # bytes: a copy that ends within one took 1.55 times as long on an H200
+
+
+def copy_of(moved: int, device: str) -> Contender:
+    """A copy that reads and writes as many bytes together, to whole lines of memory."""
+    half = -(-moved // (2 * LINE)) * LINE
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor]:
+        to, source = (torch.ones(half, dtype=torch.uint8, device=device) for _ in range(2))
+        return to, source
+
+    pairs = rotated(draw, moved, device)
+    return Contender(COPY, [partial(to.copy_, source) for to, source in pairs])
 
 
 def contenders(

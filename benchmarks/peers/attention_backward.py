@@ -187,7 +187,10 @@ def _groups() -> Iterator[tuple[str, Group]]:
 FAMILY = Pass(
     name="attention_backward",
     kinds={kind: f"Attention backward, {kind}" for kind in ("bf16", "fp16")},
-    called={"warploom, in any order": "Warploom, not deterministic"},
+    called={
+        "warploom, in any order": "Warploom, not deterministic",
+        _options.WITHOUT: "Warploom without",
+    },
     absences={
         **ABSENCES,
         "torch has no deterministic one": "torch has no deterministic one",

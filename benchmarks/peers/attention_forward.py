@@ -158,7 +158,6 @@ FAMILY = Pass(
     called={
         WITHOUT: "Warploom without",
         _attention_eight_bits.LAID_OUT: "Warploom, v by keys",
-        _attention_eight_bits.WIDE: "Warploom, bf16",
         _attention_eight_bits.QUANTIZING: "Warploom, quantized in each call",
         **{
             f"{name}, quantized": f"{name}, quantized in each call" for name in _EIGHT_BITS.values()

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
 from benchmarks.peers._moving import contenders as moving
-from benchmarks.protocol import rotated
+from benchmarks.peers._moving import copy_of
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_quantize import (
     AttentionQuantizeOperation,
@@ -63,10 +63,7 @@ def contenders(
     first, *others = moving(
         make, moved, operation, asked, ours=run, torchs=torchs, error_share=wrong
     )
-    room = partial(torch.empty, 2, moved // 2, dtype=torch.uint8, device=asked.device)
-    halves = rotated(room, moved, asked.device)
-    copy = Contender("copy", [partial(one[0].copy_, one[1]) for one in halves])
-    return [first, *others, copy]
+    return [first, *others, copy_of(moved, asked.device)]
 
 
 def wrong(one: AttentionQuantizeCall, call: Callable[[], Any]) -> float:

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
 from benchmarks.peers import _routing
+from benchmarks.peers._moving import COPY, copy_of
 from benchmarks.peers._routing import Routed
 from benchmarks.peers.libraries import imported, refusing
 from benchmarks.peers.libraries.triton import compiled
@@ -54,7 +55,7 @@ OPERATIONS = {
     "static row, transposed": CastOperation("bf16", "e4m3", "row", static=True, transpose=True),
 }
 # Of x.T alone there is no kernel of ours: both orientations stand beside peers that write one.
-ALONE, COPY = "1x128, x.T alone", "copy"
+ALONE = "1x128, x.T alone"
 OPERATIONS[ALONE] = OPERATIONS["1x128, transposed"]
 _OF_GROUPS = ("1x128, transposed", "row, transposed")
 # Of rows in groups. Their peers are those of the same operation without groups.
@@ -113,10 +114,8 @@ def _others(
     operation: CastOperation, calls: Sequence[AnyCast], moved: int, asked: Asked
 ) -> list[Contender]:
     """A copy of as many bytes, and each kernel that competes."""
-    copies = rotated(partial(_halves, moved, asked.device), moved, asked.device)
-    copy = Contender(COPY, [partial(_copy, *one) for one in copies])
     fitting = [spec for spec in asked.specs if spec.operation == operation]
-    return [copy, *(ours(calls, spec.name, spec) for spec in fitting)]
+    return [copy_of(moved, asked.device), *(ours(calls, spec.name, spec) for spec in fitting)]
 
 
 def ours(
@@ -207,19 +206,6 @@ def _scales(one: AnyCast) -> reference.Scales:
     if one.scale is None or one.scale.dim() == 2:
         return one.scale, one.scale_t
     return one.scale.reshape(1, 1), one.scale_t
-
-
-def _halves(moved: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors that are as many bytes together."""
-    half = moved // 2
-    return (
-        torch.empty(half, dtype=torch.uint8, device=device),
-        torch.empty(half, dtype=torch.uint8, device=device),
-    )
-
-
-def _copy(to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return to.copy_(source)
 
 
 # ---- Rows in groups ------------------------------------------------------------------------------

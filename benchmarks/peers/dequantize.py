@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from benchmarks.families import Asked, Case, Family, Group, Problem
 from benchmarks.peers._moving import contenders as moving
-from benchmarks.protocol import rotated
+from benchmarks.peers._moving import copy_of
 from warploom.generator.configurations import cells
 from warploom.generator.families.dequantize import DequantizeOperation, DequantizeShape
 from warploom.runtime.contest import Contender, Floor
@@ -48,8 +46,7 @@ def contenders(
     moved = operation.moved(shape.experts, shape.n, shape.k)
     draw = partial(RUNTIME.draw, operation, shape, asked.device, None)
     found = moving(draw, moved, operation, asked, ours=run, torchs=torchs, error_share=_wrong)
-    copies = rotated(partial(_halves, moved, asked.device), moved, asked.device)
-    return [*found, Contender("copy", [partial(_copy, *one) for one in copies])]
+    return [*found, copy_of(moved, asked.device)]
 
 
 def torchs(given: Sequence[AnyCall]) -> Contender:
@@ -69,16 +66,6 @@ def _wrong(one: AnyCall, call: Callable[[], Any]) -> float:
     right = RUNTIME.expected(one)
     call()
     return RUNTIME.share(RUNTIME.results(one), right)
-
-
-def _halves(moved: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A result and a source whose copy reads and writes so many bytes."""
-    to, source = (torch.ones(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
-    return to, source
-
-
-def _copy(to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return to.copy_(source)
 
 
 class Dequantizations(Family):
@@ -103,7 +90,7 @@ class Dequantizations(Family):
 
 FAMILY = Dequantizations(
     name="dequantize",
-    groups={"dequantizations": Group("{kind}", cases, "{kind}")},
+    groups={"dequantizations": Group("{kind}", cases, listed=True)},
     grid=("dequantizations",),
     kinds={"bf16": "Dense bf16 weights of quantized ones"},
     peers={"torch": "torch"},

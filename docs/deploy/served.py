@@ -1,4 +1,4 @@
-"""One product and one attention of a Llama 3 8B layer, by kernels that came with the image."""
+"""One GEMM and one attention of a Llama 3 8B layer, by kernels that came with the image."""
 
 import torch
 

@@ -67,10 +67,10 @@ def load_checkpoint(
     """Load a model that AutoAWQ, GPTQModel, auto-round, llm-compressor or others quantized.
 
     Each quantized layer becomes a `warploom.nn.QuantizedLinear` of the same weight, number for
-    number, for activations of 16 bits; experts of GPT-OSS become such layers, too. Experts of other
-    mixtures (Qwen, Mixtral, DeepSeek) are dequantized to the model's dtype. Files are read layer by
-    layer, so that memory holds the model and one layer. `save_pretrained` of the model writes a
-    checkpoint that `from_pretrained` loads.
+    number, for activations of 16 bits; experts become such layers, too. Experts whose gate has no
+    kernel, or whose gate and up differ in format, are dequantized to the model's dtype. Files are
+    read layer by layer, so that memory holds the model and one layer. `save_pretrained` of the
+    model writes a checkpoint that `from_pretrained` loads.
 
     Args:
         model: The checkpoint's folder, for the model of transformers that its config.json names; or

@@ -1,4 +1,4 @@
-"""torch's fp32 matrix products on tensor cores, as exact as torch's own: see `activate`."""
+"""torch's fp32 matmuls on tensor cores, as exact as torch's own: see `activate`."""
 
 from __future__ import annotations
 

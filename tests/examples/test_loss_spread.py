@@ -16,6 +16,7 @@ import python_texts
 import warploom.fp32
 from train_gpt import TINY
 from trainer import Settings, Trainer
+from warploom.errors import ProblemError
 from warploom.integrations import devices
 from warploom.integrations import fp32 as activated
 
@@ -170,11 +171,26 @@ def test_fp32_is_of_torchs_modules_and_activated_for_one_contender(
     done = run(monkeypatch, 0.0, "--seeds", "3", "--fp32", "--results", str(results), trainer=Fp32)
     assert done.exit_code == 0, done.output
     assert kinds == {("torch", True)}
-    assert len(activations) == 3 + fp32_steps.ROUNDS + 1 + 1  # seeds, rounds of times, GEMMs
+    # A first one, which says whether it can be, then seeds, rounds of times, and GEMMs.
+    assert len(activations) == 1 + 3 + fp32_steps.ROUNDS + 1 + 1
     found = json.loads(results.read_text())
     assert found["within"] and set(found["step seconds"]) == {"torch", "warploom"}
     assert done.stdout.count("of the last 20 losses of each seed 10.0000 11.0000 12.0000") == 2
     assert CliRunner().invoke(loss_spread.main, ["--fp32", "--recipes"]).exit_code == 2
+
+
+def test_fp32_that_cannot_be_activated_is_refused_before_a_model_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All seeds were trained by torch first, and the program then ended in a traceback."""
+
+    def refuse() -> None:
+        raise ProblemError("torch without CUDA", rule="must have it", fix="install it")
+
+    monkeypatch.setattr(warploom.fp32, "activate", refuse)
+    monkeypatch.setattr(loss_spread, "run", None)
+    done = CliRunner().invoke(loss_spread.main, ["--fp32"])
+    assert done.exit_code == 2 and "--fp32: torch without CUDA" in done.output, done.output
 
 
 def test_the_gemms_of_a_step_in_fp32_are_named(activated_on_cpu: None) -> None:

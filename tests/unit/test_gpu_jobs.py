@@ -49,6 +49,14 @@ def test_a_job_runs_on_its_gpu_and_leaves_its_output(
     assert printed.startswith("one: exit 0 on GPU 7, ") and printed.endswith("\n  on 7\n")
 
 
+def test_a_job_draws_a_seed_of_its_own(tmp_path: Path) -> None:
+    """Problems of a seed that stands in the list are known to whoever writes the tables."""
+    names = [f"draws{index}" for index in range(4)]
+    run([job(name, "print({seed})") for name in names], tmp_path)
+    drawn = [int((tmp_path / f"{name}.log").read_text()) for name in names]
+    assert len({*drawn}) > 1, drawn
+
+
 def test_a_job_that_needs_more_than_the_time_left_gives_way_to_a_later_one(tmp_path: Path) -> None:
     """An hour's job was begun in the last minute, and stopped."""
     queue = run([job("long", "", 3600), job("short", "")], tmp_path)
@@ -244,7 +252,7 @@ def test_a_command_of_the_jobs_comes_to_where_it_needs_a_gpu(
     one: gpu_jobs.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A misspelt set of cases took a machine's time, and measured nothing."""
-    program, *words = shlex.split(one.command)
+    program, *words = shlex.split(one.command.replace("{seed}", "1"))
 
     def here(cases: list[Any], asked: object) -> None:
         raise _Reached if cases else AssertionError("no case")

@@ -138,8 +138,16 @@ def test_cells_without_a_peer_name_the_other_ways_of_ours() -> None:
     """They said that they were "Compared with nothing", above figures of what they were beside."""
     ways = ("warploom", "warploom, then torch.compile")
     entries = [{"contender": name, "seconds": 1.0, "error_share": 0.5} for name in ways]
-    assert wording.beside([{"entries": entries}]) == "warploom, then torch.compile"
+    told = wording.beside([{"entries": entries, "problem": {"family": "mixed_gemm"}}])
+    assert told == "Warploom, then torch.compile"
     assert "Compared with nothing" not in PAGE
+
+
+def test_a_peer_has_the_name_that_its_own_family_gives_it() -> None:
+    """Tables of casts had a column "torch's sort, histc and cumsum", which is what routes have."""
+    named = {name: wording.peer("torch", family) for name, family in families().items()}
+    assert named["cast"] == "torch's operations" and named["gemm"] == "torch"
+    assert named["route"] == "torch's sort, histc and cumsum"
 
 
 def test_a_report_has_every_cell_by_size_and_says_what_decided(tmp_path: Path) -> None:

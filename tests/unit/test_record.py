@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
 AWAITED: dict[str, set[str]] = {
-    "integrations/gpu": {"test_quantized_linear.py", "test_sdpa_models.py", "test_sharding.py"},
+    "integrations/gpu": {"test_sharding.py"},
 }
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Pages, error messages, public names and --help texts use the words of CUTLASS, PyTorch and vLLM.
+"""Pages, messages, public names, docstrings and --help use the words of CUTLASS, PyTorch and vLLM.
 
 A reader who has to decode a private word looks for a bug in what is right. docs/glossary.md
 says what to write in its place.
@@ -211,6 +211,29 @@ def test_public_names_have_no_private_words() -> None:
     every = {*names()}
     assert len(every) > 50
     assert [name for name in sorted(every - OLD_NAMES.keys()) if found(name)] == []
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """What the site's API pages show: names, and their docstrings without the examples' code."""
+    for name in warploom.__all__:
+        thing = getattr(warploom, name)
+        parts = {name: thing}
+        if inspect.isclass(thing) or inspect.ismodule(thing):
+            public = {part: one for part, one in vars(thing).items() if not part.startswith("_")}
+            parts |= {
+                f"{name}.{part}": one
+                for part, one in public.items()
+                if str(getattr(one, "__module__", "")).startswith("warploom")
+            }
+        for part, one in parts.items():
+            text = re.sub(r"^ *(>>>|\.\.\.) .*$", "", inspect.getdoc(one) or "", flags=re.MULTILINE)
+            yield part, re.sub(r"`[^`]*`", "", text)
+
+
+def test_public_docstrings_have_no_private_words() -> None:
+    every = dict(docstrings())
+    assert len(every) > 100
+    assert {name: found(text) for name, text in every.items() if found(text)} == {}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -45,7 +45,7 @@ class AttentionOperation(Operation):
         later=True,
         doc="accumulation of e4m3 weights times v. promoted (two-level accumulation): the sums "
         "of each KV tile are added up in fp32, since the tensor core accumulates fp8 with "
-        "13 bits; fast: the tensor core accumulates all of it",
+        "14 bits; fast: the tensor core accumulates all of it",
     )
     scales: Literal["heads", "blocks"] = knob(
         default="heads",

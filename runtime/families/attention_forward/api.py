@@ -149,7 +149,7 @@ def attention(
         v_layout: "keys", as k, or "dim_major", as `attention_quantize` writes v in e4m3. The kernel
             reads the latter; the former is copied to it first.
         sums: How e4m3 weights times v are accumulated: "promoted" adds the partial sums of each KV
-            tile in fp32, "fast" accumulates in the tensor core, which keeps about 13 bits. None is
+            tile in fp32, "fast" accumulates in the tensor core, which keeps about 14 bits. None is
             promoted up to dim 128 and fast above, where nothing else is supported.
         out_dtype: The dtype of the result of 8-bit operands: bf16, unless v is fp16.
 

@@ -29,8 +29,8 @@ class QuantizedAttention(NamedTuple):
     k_descale    fp32 [batch, kv_heads, ceil(seq_k / 128)]
     v_descale    fp32 [batch, kv_heads]
     k_mean       fp32 [batch, kv_heads, dim]; None where k is not smoothed
-    score_shift  fp32 [batch, heads, seq_q]: products of rows of q and the mean. The log-sum-exp of
-                 q and k is that of these operands plus the scale of scores times this. None
+    score_shift  fp32 [batch, heads, seq_q]: dot products of rows of q and the mean. The log-sum-exp
+                 of q and k is that of these operands plus the scale of scores times this. None
                  where k is not smoothed
     """
 
@@ -60,8 +60,7 @@ def attention_quantize(
         k: [batch, kv_heads, seq_k, dim], of the type of q. heads is a multiple of kv_heads, dim a
             multiple of 32 up to 256.
         v: Of the shape of k.
-        scores: The type of the quantized q and k, which scores are products of: "int8", the more
-            exact one, or "e4m3".
+        scores: The type of the quantized q and k: "int8", the more exact one, or "e4m3".
         smooth: Subtract the mean of k over its keys before k is quantized. The softmax is the same;
             log-sum-exps are corrected by `score_shift`. Not for attention with a softcap or with
             sinks, which depend on whole scores.

@@ -97,8 +97,8 @@ def cast(
     """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
 
     Args:
-        x: [.., m, n] or [n], fp16, bf16 or fp32. Leading dimensions are rows. Rows are read where
-            they lie if one pitch leads through them and the last dimension is contiguous; else
+        x: [.., m, n] or [n], fp16, bf16 or fp32. Leading dimensions are rows. Rows are read in
+            place if all of them have one row stride and the last dimension is contiguous; else
             they are copied.
         dtype: Of q: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8.
         block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8.

@@ -31,8 +31,9 @@ def dequantize(
     scale of its row, rounded again), and then to `dtype`: the bits of `weight.dequantize(dtype)`.
 
     Args:
-        weight: A PackedWeight [N, K], or PackedExperts [E, N, K]; of any format, packed for any
-            activations. Or float8_e4m3fn [N, K] or [E, N, K] with `scale`, contiguous along K.
+        weight: A PackedWeight [N, K], or PackedExperts [E, N, K]; of any format, quantized for any
+            activations. Or float8_e4m3fn [N, K] or [E, N, K] with `scale`, which is copied unless
+            it is contiguous along K.
         dtype: torch.bfloat16 or torch.float16.
         scale: Of an e4m3 weight, fp32 or float8_e8m0fnu [.., N / 128, K / 128], rounded up: one for
             each 128x128.

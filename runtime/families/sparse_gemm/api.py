@@ -56,7 +56,7 @@ def sparse_gemm(
     The result is differentiable, once, in x and bias of 16 bits, but not in the weight and not with
     `out`. Columns of x that a row of the weight has no value for are not read for it: infinities
     and NaN in them do not reach its result on a GPU. Runs on the current stream without waiting. On
-    CPU tensors the reference computes the same, as a dense product.
+    CPU tensors the reference computes the same, as a dense GEMM.
 
     Raises:
         ProblemError: Before anything is launched.

@@ -43,9 +43,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--match", default="", help="Only cases whose name has this text.")
 @click.option("--specs", type=_FILE, help="A configuration, whose kernels compete as well.")
 @click.option(
-    "--problems", metavar="SEED[:COUNT]", help="Problems that nobody tuned, drawn by a seed."
+    "--problems", metavar="SEED[:COUNT]", help="Shapes that nobody tuned, sampled with a seed."
 )
-@click.option("--autotune", is_flag=True, help="Tune drawn problems between calls first.")
+@click.option("--autotune", is_flag=True, help="Tune sampled shapes between calls first.")
 @click.option("--profile", is_flag=True, help="Show kernels and host functions that take time.")
 @click.option("--baseline", type=_FILE, help="A .cu file to compile and compare with the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a baseline is missing.")

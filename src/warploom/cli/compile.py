@@ -81,8 +81,8 @@ def command(
     In place of FILE may be a kernel, as `warploom show` takes it.
 
     With --shapes, --model or --cells, they are those that calls of its operations, at these
-    shapes, will run on --gpu: by its records, the model, or the table, whatever schedules FILE has.
-    FILE may then be the name of a space of the package, as for `warploom tune`.
+    shapes, will run on --gpu: by tuned configs, the cost model or the default table, whatever
+    schedules FILE has. FILE may then be the name of a search space, as for `warploom tune`.
 
     FILE may also be what `warploom.recording` wrote: then they are those that the recorded calls
     will run on --gpu.
@@ -92,7 +92,7 @@ def command(
     model is one of benchmarks/cells.yaml, or the config.json of any Llama-like model, or the
     directory that has it.
 
-    A kernel is clean if nothing spills, nothing lives in local memory and no wgmma is serialised.
+    A kernel is clean if no register spills, it uses no local memory and no wgmma is serialised.
 
     \b
     Examples:

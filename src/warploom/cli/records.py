@@ -54,7 +54,7 @@ def show(
     shape: str | None,
     gpu: str,
 ) -> None:
-    """List the records of files: those given, or all that came with the package and the user's.
+    """List the tuned configs of PATHS, or of the package and of your tuning database.
 
     `us` is the time of the best schedule in microseconds, `default / best` how many times as
     long the untuned default takes; what is `noisy` was measured under unsteady clocks.
@@ -182,10 +182,10 @@ def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
 @click.argument("new", type=_FILE)
 @reporting
 def diff(output: Output, old: Path, new: Path) -> None:
-    """Say which problems run another schedule by NEW than by OLD, and by how much it is faster.
+    """Say which shapes run another schedule by NEW than by OLD, and by how much it is faster.
 
     `gain` is the old schedule's time over the new one's, where one of the files timed both; it is
-    less than 1 where the new one takes longer. Problems that only one of the files has run what is
+    less than 1 where the new one takes longer. Shapes that only one of the files has run what is
     near, or the default, by the other.
 
     \b
@@ -227,7 +227,7 @@ def diff(output: Output, old: Path, new: Path) -> None:
 )
 @reporting
 def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Sequence[Path]) -> None:
-    """Fit the cost model's constants to journals, records and results of the benchmarks.
+    """Fit the cost model's constants to journals, tuned configs and results of the benchmarks.
 
     Constants of families that SOURCES do not have stay as --out has them. A cost model decides
     alone only where sweeps that it was not fitted to (`warploom bench gemm --problems SEED --specs

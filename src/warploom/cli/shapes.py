@@ -52,7 +52,7 @@ _OPTIONS = (
 
 def told_spaces() -> str:
     """Which spaces of the package FILE may name, for the end of a command's help."""
-    return f"Spaces of the package: {', '.join(spaces())}."
+    return f"Search spaces of the package: {', '.join(spaces())}."
 
 
 def shape_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,8 +44,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile.")
 @click.option("--again", is_flag=True, help="Measure what is recorded or in the journal already.")
 @click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
-@click.option("--judge", is_flag=True, help="Hold what is recorded against the model's choices.")
-@click.option("--records", type=_FILE, help="The file of records (default: the user's).")
+@click.option("--judge", is_flag=True, help="Compare tuned configs with the cost model's choices.")
+@click.option("--records", type=_FILE, help="The tuning database (default: yours).")
 @click.option("--journal", type=_FILE, help="The journal (default: next to the tuning database).")
 @click.option("--replay", type=_FILE, help="A sweep's journal to measure on instead of a GPU.")
 @reporting
@@ -70,8 +70,8 @@ def command(
 ) -> None:
     """Find the best schedules at given shapes, and record them.
 
-    FILE is a configuration with operations and a search space of schedules, or the name of a space
-    of the package. A prefix such as attention names all spaces that begin with it.
+    FILE is a configuration with operations and a search space of schedules, or the name of one
+    of the package. A prefix such as attention names all search spaces that begin with it.
 
     \b
     Examples:
