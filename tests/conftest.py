@@ -202,11 +202,10 @@ def _reason_for_no_gpu() -> str | None:
 def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep every test, and every process it starts, away from the user's store and settings.
 
-    Nothing that tests write has to be there after a power failure. Which product a GPU's name is of
-    every plan asks anew: here that was a quarter of what the cost model took. The package's records
-    take a third of a second to read, and many tests forget what was read.
+    Nothing that tests write has to be there after a power failure. The package's records take a
+    third of a second to read, and many tests forget what was read.
     """
-    from warploom.generator import gpus, records_file
+    from warploom.generator import records_file
 
     shipped = Path(str(resources.files("warploom.configs")))
     read, kept = records_file.read, functools.cache(records_file.read)
@@ -215,7 +214,6 @@ def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         return (kept if path.is_relative_to(shipped) else read)(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpus, "_product", functools.cache(gpus._product))
         patch.setattr(records_file, "read", reads)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
