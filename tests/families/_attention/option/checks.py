@@ -53,8 +53,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_kernels_with_it_compile_without_spills() -> None:
     """By one process, which reads the headers that they share once."""
-    asked = ((FORWARD, CAPPED), (FORWARD, BIASED), (BACKWARD, BIASED))
-    specs = [make(name, recency=True, **fields) for name, fields in asked]
+    cases = ((FORWARD, CAPPED), (FORWARD, BIASED), (BACKWARD, BIASED))
+    specs = [make(name, recency=True, **fields) for name, fields in cases]
     assert all("rate column" in render(spec) for spec in specs)
     for spec, artifact in zip(specs, build_many(specs, Store(None), jobs=1), strict=True):
         assert isinstance(artifact, Artifact), artifact
