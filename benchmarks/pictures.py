@@ -19,7 +19,7 @@ import click
 
 from benchmarks import lettering, plots
 from benchmarks.families import CellJson, family_of, group_of
-from benchmarks.protocol import read, summary
+from benchmarks.protocol import ratio_of, read, summary
 from benchmarks.wording import (
     RATIO,
     DocumentJson,
@@ -94,7 +94,7 @@ def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
     """Every cell of these documents, sorted; None of too few."""
     kinds = compared(documents)
     panels = {
-        kind: [(cell["ratio"], cell["verdict"]) for cell in cells if cell["ratio"]]
+        kind: [(ratio, cell["verdict"]) for cell in cells if (ratio := ratio_of(cell))]
         for kind, cells in kinds.items()
     }
     panels = {kind: ratios for kind, ratios in panels.items() if ratios}
@@ -155,7 +155,7 @@ def _heat(
 ) -> Picture | None:
     """Ratios by subject and point, where they fill most of a grid of several rows and columns."""
     ordered = sorted(cells, key=size)
-    found = {(subject(cell), point(cell)): cell["ratio"] for cell in ordered if cell["ratio"]}
+    found = {(subject(cell), point(cell)): r for cell in ordered if (r := ratio_of(cell))}
     rows = list(dict.fromkeys(subject for subject, _ in found))
     every = sorted(set(map(point, cells)))
     filled = 2 * len(found) > len(rows) * len(every)

@@ -6,7 +6,6 @@ document is rewritten after every cell.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 
 from warploom import line_json
 from warploom.atomic_file import replace_file
+from warploom.generator import json_file
 from warploom.runtime.contest import Cell
 from warploom.runtime.trial import buffer_sets
 
@@ -40,13 +40,18 @@ def summary(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Verdicts counted, the ratios' geometric mean and 5th percentile, of cells as JSON."""
     cells = list(cells)
     counts = Counter(cell["verdict"] for cell in cells)
-    ratios = [cell["ratio"] for cell in cells if cell["ratio"]]
+    ratios = [ratio for cell in cells if (ratio := ratio_of(cell))]
     return {
         "cells": len(cells),
         **{verdict: counts[verdict] for verdict in ("won", "tied", "lost", "absent", "wrong")},
         "geometric_mean": geometric_mean(ratios) if ratios else None,
         "percentile_5": percentile(ratios, 5) if ratios else None,
     }
+
+
+def ratio_of(cell: Mapping[str, Any]) -> float | None:
+    """The ratio of a cell as JSON; None of a wrong result, whose time says nothing."""
+    return None if cell["verdict"] == "wrong" else cell["ratio"]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -95,8 +100,14 @@ class Record:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a document; ValueError if it is of another schema."""
-    document: dict[str, Any] = json.loads(path.read_text())
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: schema {document.get('schema')}, not {SCHEMA}: measure anew")
+    """Read a document; ValueError, with its path, for one of another schema or without cells."""
+    try:
+        document: dict[str, Any] = json_file.parse(json_file.content(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: measure anew, or restore it") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"{path}: schema {schema}, not {SCHEMA}: measure anew")
+    if not document.get("cells"):
+        raise ValueError(f"{path}: no cells, as of a run that was stopped: measure anew")
     return document

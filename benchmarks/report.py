@@ -154,11 +154,12 @@ def main(path: Path | None) -> None:
     if path is None:
         click.echo(draw())
         return
+    page = renewed(path.read_text())  # or nothing is changed
     folder = path.parent / "pictures"
     kept = {picture.save(folder) for picture in pictures(documents())}
     for stale in set(folder.glob("*.svg")) - kept:
         stale.unlink()
-    replace_file(path, renewed(path.read_text()))
+    replace_file(path, page)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from benchmarks.families import CellJson, family_of, group_of
-from benchmarks.protocol import summary
+from benchmarks.protocol import ratio_of, summary
 from benchmarks.wording import RATIO, beside, by_kind, measured_peers, peer, right, size
 from warploom.generator.markdown import table
 
@@ -42,7 +42,7 @@ def totals(what: str, kinds: Mapping[str, Sequence[CellJson]]) -> str:
 
 def figures(cells: Sequence[CellJson]) -> tuple[str, str, str]:
     """The geometric mean of the ratios, the least and the most."""
-    ratios = [cell["ratio"] for cell in cells if cell["ratio"]]
+    ratios = [ratio for cell in cells if (ratio := ratio_of(cell))]
     if not ratios:
         return "-", "-", "-"
     mean, least, most = summary(cells)["geometric_mean"], min(ratios), max(ratios)
@@ -75,7 +75,7 @@ def _listed(cell: CellJson, entry: CellJson) -> tuple[str, ...]:
     first, taken = cell["entries"][0], entry["seconds"]
     ratio, share = "-", "-"
     if right(entry) and taken:
-        ratio = f"{taken / first['seconds']:.3f}" if first["seconds"] else "-"
+        ratio = f"{taken / first['seconds']:.3f}" if right(first) else "-"
         share = f"{cell['floor']['seconds'] / taken:.2f}" if cell["floor"] else "-"
     called = peer(entry["contender"], family_of(cell))
     return str(cell["name"]), called, _microseconds(entry), ratio, share
@@ -83,14 +83,14 @@ def _listed(cell: CellJson, entry: CellJson) -> tuple[str, ...]:
 
 def _row(cell: CellJson, names: Sequence[str], further: Sequence[str]) -> tuple[str, ...]:
     found = {entry["contender"]: entry for entry in cell["entries"]}
-    own = family_of(cell).further(cell)
+    own, ratio = family_of(cell).further(cell), ratio_of(cell)
     return (
         family_of(cell).label(cell),
         _floor(cell),
         *(_microseconds(found.get(name)) for name in names),
         _rate(cell),
         *(own.get(name, "-") for name in further),
-        "-" if cell["ratio"] is None else f"{cell['ratio']:.3f}",
+        "-" if ratio is None else f"{ratio:.3f}",
         cell["verdict"] + (", noisy" if cell["problem"].get("noisy") else ""),
         _decision(cell),
     )
@@ -108,8 +108,8 @@ def _microseconds(entry: CellJson | None) -> str:
 
 
 def _rate(cell: CellJson) -> str:
-    flops, seconds = family_of(cell).flops(cell["problem"]), cell["entries"][0]["seconds"]
-    return f"{flops / seconds * 1e-12:.0f}" if flops and seconds else "-"
+    flops, ours = family_of(cell).flops(cell["problem"]), cell["entries"][0]
+    return f"{flops / ours['seconds'] * 1e-12:.0f}" if flops and right(ours) else "-"
 
 
 def _decision(cell: CellJson) -> str:

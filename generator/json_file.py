@@ -17,14 +17,18 @@ MAXIMUM_BYTES = 64 << 20
 
 def content(path: Path, limit: int = MAXIMUM_BYTES) -> bytes:
     """Return what a regular file of at most `limit` bytes holds; OSError for any other."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with open(path, "rb", opener=_opened) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("must be a regular file")
         found = file.read(limit + 1)
     if len(found) > limit:
         raise OSError(f"must have at most {limit >> 20} MB")
     return found
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open without a wait, as for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON holds)

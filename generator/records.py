@@ -135,7 +135,7 @@ def problem_text(operation: Operation, shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Records:
-    """The records of one GPU kind, one for each key, in the order of their keys."""
+    """The records of one GPU kind, the latest of each key, in the order of their keys."""
 
     gpu: str
     records: tuple[Record, ...] = ()
@@ -144,7 +144,7 @@ class Records:
     )
 
     def __post_init__(self) -> None:
-        kept = {record.key: record for record in self.records}
+        kept = {one.key: one for one in sorted(self.records, key=attrgetter("measured"))}
         object.__setattr__(self, "records", tuple(kept[key] for key in sorted(kept)))
         for record in self.records:
             shapes = self._index.setdefault(record.operation, {})

@@ -140,7 +140,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not is_gpu_session(config):  # whose baselines may need it
         sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
-    _pytest.logging.catching_logs = RootLogs  # type: ignore[misc]
+    if "attached_loggers" in _pytest.logging.catching_logs.__slots__:  # not so in pytest 8
+        _pytest.logging.catching_logs = RootLogs  # type: ignore[misc]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -154,6 +154,15 @@ def read(path: Path) -> list[Entry]:
     return _read(path)[0]
 
 
+def begins(path: Path) -> bool:
+    """Whether a file begins as a journal does, whatever it is called."""
+    with suppress(OSError, ValueError):
+        first = json_file.content(path, MAXIMUM_BYTES).partition(b"\n")[0]
+        found = json_file.parse(first)
+        return isinstance(found, dict) and "journal" in found
+    return False
+
+
 def measurements(
     *journals: Iterable[Entry], results: Iterable[Measurement] = ()
 ) -> list[Measurement]:
@@ -235,8 +244,9 @@ def _read(path: Path) -> tuple[list[Entry], int]:
             elif fields["schema"] != SCHEMA:
                 raise ValueError(f"schema {fields['schema']}, this version reads {SCHEMA}")
         except (ValueError, KeyError, TypeError, AttributeError, WarploomError) as error:
+            told = f"no {error}" if isinstance(error, KeyError) else error
             raise RecordsError(
-                f"{path}:{number}: {error}",
+                f"{path}:{number}: {told}",
                 rule="a journal must be one JSON object to a line, as `warploom tune` writes it",
                 fix="move it away, or pass another --journal; the file was not changed",
             ) from error

@@ -81,6 +81,12 @@ def searched(
     )
 
 
+def runnable(record: Record, here: Environment) -> bool:
+    """Whether this version makes the best kernel of a record: others may have been of another."""
+    arch = DeviceLimits(here.multiprocessors, here.gpu).arch
+    return fitting(record.operation, record.shape, record.best.schedule, arch) is not None
+
+
 def judged(record: Record, here: Environment) -> Judgement:
     """The loop of a record beside what the model would choose."""
     operation, shape = record.operation, record.shape

@@ -27,7 +27,7 @@ from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Journal, Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
-from warploom.tuning.searches import judged, searched
+from warploom.tuning.searches import judged, runnable, searched
 
 PRECISION, FINAL_PRECISION = 0.015, 0.006  # standard errors of times
 SETS, FINAL_SETS = 8, 16  # of buffers
@@ -110,9 +110,11 @@ class Tuner:
             here = environments[problem.operation.family]
             fresh = again and not judge
             record = None if fresh else records.exact(problem.operation, problem.shape, here)
+            if record and not runnable(record, here):  # calls pass it over, too
+                record = None
             if judge:
                 if record is None:
-                    self._account.without(problem, "there is no record to judge")
+                    self._account.without(problem, "there is no record of a legal kernel to judge")
                 else:
                     self._add(problem, judged(record, here))
             elif record and not record.autotuned:

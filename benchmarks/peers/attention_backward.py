@@ -34,6 +34,7 @@ from benchmarks.peers._attention_baseline import Forward, Start
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._gradients import Backward, Step, error_share, prepared, room, steps
 from benchmarks.peers._libraries import BACKWARD, BESIDE_DRAWN, NAMES, TRAINED
+from benchmarks.peers._options_problem import WITHOUT
 from benchmarks.peers.libraries import refusing
 from benchmarks.samplers import enqueued, stepped
 from warploom.generator.configurations import cells
@@ -189,7 +190,7 @@ FAMILY = Pass(
     kinds={kind: f"Attention backward, {kind}" for kind in ("bf16", "fp16")},
     called={
         "warploom, in any order": "Warploom, not deterministic",
-        _options.WITHOUT: "Warploom without",
+        WITHOUT: "Warploom without",
     },
     absences={
         **ABSENCES,

@@ -36,8 +36,9 @@ def of_results(path: Path) -> tuple[str, list[Measurement]]:
             if (measured := _measurement(cell["problem"], entry, count))
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SpecificationError) as error:
+        told = json_file.reason(error) if isinstance(error, OSError) else error
         raise RecordsError(
-            f"{path}: {error}",
+            f"{path}: {told}",
             rule="measurements come from journals, records and results of the benchmarks",
             fix="give one of these, measured on a GPU",
         ) from error

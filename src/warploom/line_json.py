@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
+
+# What Python writes for floats that JSON has no word for, and other parsers do not read.
+_WORDS = {"Infinity": sys.float_info.max, "-Infinity": -sys.float_info.max, "NaN": None}
 
 
 def dumps(document: Mapping[str, Any]) -> str:
@@ -18,9 +22,19 @@ def dumps(document: Mapping[str, Any]) -> str:
         The text, which ends in a line feed and is read by any parser of JSON.
     """
     fields = []
-    for name, value in document.items():
+    for name, value in finite(document).items():
         text = json.dumps(value)
-        if isinstance(value, list | tuple) and value:
+        if isinstance(value, list) and value:
             text = "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
         fields.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def finite(value: object, default: Callable[[Any], Any] | None = None) -> Any:  # noqa: ANN401
+    """Return JSON values that any parser reads: infinity is the largest float, NaN is null.
+
+    Args:
+        value: JSON values, or what `default` makes some of.
+        default: As json.dumps takes it.
+    """
+    return json.loads(json.dumps(value, default=default), parse_constant=_WORDS.get)

@@ -21,7 +21,7 @@ from warploom.generator import build
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
 from warploom.runtime import baselines, targets, trial
-from warploom.runtime.contest import Cell
+from warploom.runtime.contest import Cell, Entry
 from warploom.tuning import bench, worker
 from warploom.tuning.bench import chosen, measured
 from warploom.tuning.problems import shapes_of
@@ -264,6 +264,22 @@ def test_a_configuration_may_come_from_standard_input(
 def test_fields_without_shapes_are_refused() -> None:
     assert "--set without --shapes" in run("gemm", "--set", "d=fp32").stderr
     assert "--epilogue without --shapes" in run("gemm", "--epilogue", "bias").stderr
+
+
+def test_the_time_of_a_wrong_kernel_is_no_part_of_the_mean(
+    gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter([9.0, 0.5])
+
+    def made(*_: object) -> Cell:
+        ours = Entry("warploom", 1e-6, 0.01, "kernel", next(shares))
+        return Cell("problem", {}, (ours, Entry("cuBLAS", 2e-6, 0.01)))
+
+    monkeypatch.setattr(bench, "measured", made)
+    result = run("gemm", "--shapes", "33x48x64", "-q")
+    assert result.exit_code == 3 and "mean" not in result.stdout
+    result = run("gemm", "--shapes", "33x48x64", "-q")
+    assert result.exit_code == 0 and "Warploom, mean: 2" in result.stdout
 
 
 def test_a_wrong_kernel_and_one_that_cannot_run_have_exit_codes_of_their_own(

@@ -106,6 +106,7 @@ def test_a_vector_of_one_scale_is_explained_in_both_ways() -> None:
         (["gemm", "--shapes", "64x64x64", "--gpu", "h300"], "GPU 'h300'"),
         (["nothing", "--shapes", "1x1x1"], "nothing: no such file"),
         (["gemm", "--shapes", "1x1x1", "--m", "4"], "--m with --shapes: chooses among the shapes"),
+        (["gemm", "--model", ""], "--model '': must be a model of"),  # was all of them
         (["gemm", "--shapes", ","], "',': must have a shape"),
         (["gemm", "--shapes", ""], "'': must have a shape"),
         (["gemm", "--shapes", "2147483647x2147483647x1"], "must have tensors of fewer than 2.63"),

@@ -73,6 +73,7 @@ def test_a_journal_killed_before_its_first_line_begins_anew(tmp_path: Path) -> N
         (lambda lines: [lines[0], "{" + lines[1], *lines[2:]], ":2: "),
         (lambda lines: [lines[0].replace('"schema": 1', '"schema": 2'), *lines[1:]], "schema 2"),
         (lambda lines: ["[]", *lines[1:]], ":1: "),
+        (lambda lines: lines * 2, ":.*: no 'operation'"),  # two journals, one after the other
         (lambda lines: [*lines[:2], lines[2].replace('"wrong"', '"correct"'), *lines[3:]], ":3: "),
         (lambda lines: [lines[0], lines[1].replace('"correct"', '"odd"'), *lines[2:]], "odd"),
         (lambda lines: [lines[0], lines[1].replace('"m": 16', '"m": "x"'), *lines[2:]], ":2: "),
@@ -145,6 +146,14 @@ def test_what_is_no_file_is_no_journal(tmp_path: Path) -> None:
         for read in (journal.read, Journal):
             with pytest.raises(RecordsError, match=path.name):
                 read(path)
+
+
+def test_a_folder_in_place_of_a_journal_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(9):
+        with pytest.raises(RecordsError, match="directory"):
+            journal.read(tmp_path)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_a_full_disk_ends_the_journal_with_its_last_whole_line(

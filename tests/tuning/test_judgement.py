@@ -89,7 +89,7 @@ def test_only_records_are_judged_and_one_that_stays_is_not_written_again(
     assert kept.exit_code == 0 and "recorded before" in kept.stdout, kept.stderr
     assert records.read_bytes() == before
     unknown = run(space, "--shapes", SHAPES[0], *options, "--judge")
-    assert unknown.exit_code == 1 and "there is no record to judge" in unknown.stdout
+    assert unknown.exit_code == 1 and "no record of a legal kernel to judge" in unknown.stdout
 
 
 def test_a_record_that_is_far_behind_is_replaced_in_its_file(
@@ -97,10 +97,25 @@ def test_a_record_that_is_far_behind_is_replaced_in_its_file(
 ) -> None:
     """What was picked in a loop at the limit of power was up to 29 % behind in a model."""
     records = tmp_path / "records.json"
-    slow = max(problem.space, key=lambda spec: spec.schedule.tile[0] == 64)  # type: ignore[attr-defined]
+    slow = max(problem.space, key=lambda spec: spec.schedule.tile[0] == 64)
     sweep = write_sweep(tmp_path / "sweep.jsonl", [problem])
     records_file.update(records, GPU, [replace(recorded(problem, slow), measured="2026-11-22")])
     done = run(space, "--shapes", SHAPE, "--records", records, "--replay", sweep, "--judge")
     assert done.exit_code == 0, done.stderr
     (record,) = records_file.read(records)
     assert record.best.schedule != slow.schedule and record.measured > "2026-11-22"
+
+
+def test_a_record_of_a_kernel_that_is_not_legal_any_more_is_tuned_anew_and_not_judged(
+    space: Path, sweep: Path, problem: Problem, tmp_path: Path
+) -> None:
+    """Calls pass it over; `tune` said "recorded before", and `tune --judge` ended all problems."""
+    records, old = tmp_path / "records.json", recorded(problem, problem.space[0])
+    best = replace(old.best.schedule, stages=99)
+    records_file.update(records, GPU, [replace(old, best=replace(old.best, schedule=best))])
+    options = ("--shapes", SHAPE, "--records", records, "--replay", sweep)
+    judged = run(space, *options, "--judge")
+    assert judged.exit_code == 1 and "no record of a legal kernel" in judged.stdout, judged.stderr
+    assert run(space, *options).exit_code == 0
+    (record,) = records_file.read(records)
+    assert record.best.schedule != best

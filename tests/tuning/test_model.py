@@ -263,8 +263,33 @@ def test_the_command_fits_journals_and_results(sweep: Path, tmp_path: Path) -> N
     assert document["gpu"] == GPU
     assert document["families"]["gemm"]["quality"] is None
     assert document["families"]["attention_forward"]["quality"] is None
+    before = out.read_text().replace(GPU, "NVIDIA H100 80GB HBM3")  # which a fit replaced
+    other = tmp_path / "same_file_of_another_kind.json"
+    other.write_text(before)
+    done = CliRunner().invoke(main, ["records", "fit", *sources, "--out", str(other)])
+    assert done.exit_code == 1 and "constants of NVIDIA H100" in done.stderr, done.stderr
+    assert other.read_text() == before
+    done = CliRunner().invoke(main, ["records", "fit", str(unmeasured.path)])
+    assert done.exit_code == 1 and "no measurement of a correct kernel" in done.stderr
     same = CliRunner().invoke(main, ["records", "fit", str(sweep), "--unseen", str(sweep)])
     assert same.exit_code and "must not be fitted to" in same.stderr
     for bad, told in ((tmp_path / "none.json", "No such file"), (sweep.parent, "directory")):
         done = CliRunner().invoke(main, ["records", "fit", str(bad)])
         assert done.exit_code == 1 and told.lower() in done.stderr.lower()
+
+
+@pytest.mark.usefixtures("small_sweeps", "begun")
+def test_the_command_leaves_out_kernels_that_are_not_legal_and_says_how_many(
+    sweep: Path, tmp_path: Path
+) -> None:
+    """One such schedule, of another version or tampered with, ended a fit by a division by 0."""
+    first, *lines = sweep.read_text().splitlines()
+    own = [line for line in lines if '"outcome": "correct"' in line]
+    entry = json.loads(own[-1])
+    entry["schedule"]["stages"] = 0
+    odd = tmp_path / "tuned.journal"  # a journal is known by its content, not by its name
+    odd.write_text("\n".join([first, *own, json.dumps(entry), ""]))
+    done = CliRunner().invoke(main, ["records", "fit", str(odd), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert f"1 of {len(own) + 1} measurements" in done.stderr
+    assert [row["measurements"] for row in json.loads(done.stdout)["fit"]] == [len(own)]

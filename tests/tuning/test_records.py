@@ -100,6 +100,17 @@ def test_of_two_records_of_one_problem_the_later_stays() -> None:
         assert [one.best.seconds for one in merged] == [5e-5]
 
 
+def test_of_a_file_that_has_a_problem_twice_the_later_is_read_wherever_it_stands(
+    tmp_path: Path,
+) -> None:
+    """As of files that two people merged by hand, in which an old record came last and won."""
+    early, late = record(seconds=4e-5), record(seconds=5e-5, measured=LATE)
+    for order in ((early, late), (late, early)):
+        document = {"schema": 1, "gpu": GPU, "records": [to_plain(one) for one in order]}
+        (tmp_path / "twice.json").write_text(json.dumps(document))
+        assert list(records_file.read(tmp_path / "twice.json")) == [late]
+
+
 def test_a_new_revision_replaces_the_old_and_other_compilers_stay_beside_it() -> None:
     old = record()
     new = replace(old, environment=replace(old.environment, revision=2))

@@ -169,7 +169,15 @@ def test_a_file_that_cannot_be_used_is_named_once_and_calls_go_on_without(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"split": 0}, {"split": -1}, {"tile": [0, 0, 0]}, {"tile": [-128, 128, 64]}, {"group": 0}],
+    [
+        {"split": 0},
+        {"split": -1},
+        {"tile": [0, 0, 0]},
+        {"tile": [-128, 128, 64]},
+        {"group": 0},
+        {"split_k": 2, "tile": [128, 0, 64]},  # which ended every call by a division by 0
+        {"split_k": 2, "cluster": [0, 1]},
+    ],
     ids=str,
 )
 def test_a_schedule_that_is_not_legal_is_left_out_at_its_shape_and_near_it(

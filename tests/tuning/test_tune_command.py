@@ -223,6 +223,20 @@ def test_damaged_records_stop_a_run_before_it_measures(
     assert records.read_text() == damage and not (tmp_path / "records.journal.jsonl").exists()
 
 
+@pytest.mark.parametrize("other", ["records", "sweep", "a link to the sweep"])
+def test_a_journal_is_no_other_file_of_the_run(
+    space: Path, sweep: Path, tmp_path: Path, other: str
+) -> None:
+    """Records that are the journal waited a minute for it, and were lost; a sweep grew."""
+    (tmp_path / "link").symlink_to(sweep)
+    records, before = tmp_path / "records.json", sweep.read_bytes()
+    path = {"records": records, "sweep": sweep}.get(other, tmp_path / "link")
+    options = ("--records", records, "--replay", sweep, "--journal", path)
+    done = run(space, "--shapes", SHAPES[0], *options)
+    assert done.exit_code == 1 and f"--journal {path}: must be another file" in done.stderr
+    assert not records.exists() and sweep.read_bytes() == before
+
+
 def test_a_damaged_journal_stops_a_run_before_it_measures(
     space: Path, sweep: Path, tmp_path: Path
 ) -> None:

@@ -6,11 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from precompiled import compiled_text
 
-from warploom.generator import configurations
+from warploom.generator import configurations, workers
 from warploom.generator.toolchain import Component
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled in this process: that workers do it, tests of builds are about."""
+    monkeypatch.setattr(workers.Worker, "compile", compiled_text)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import machine, tables
 from benchmarks.protocol import Record, read, summary
 from warploom.runtime.contest import Cell, Contender, Entry, Floor, compete
 from warploom.runtime.measure import (
@@ -120,6 +120,17 @@ def test_a_summary_takes_the_geometric_mean_of_the_cells_that_have_a_ratio() -> 
     assert told == {"cells": 4, "won": 1, "tied": 1, "lost": 1, "absent": 1, "wrong": 0}
 
 
+def test_a_wrong_result_has_no_part_in_any_mean_and_no_rate() -> None:
+    """A kernel that computes nothing is 9 times as fast as its baseline."""
+    right, wrong = cell(1.0, 1.5), cell(1.0, 9.0, share=1.5)
+    problem = {**PROBLEM, "family": "gemm", "cells": "squares"}
+    cells = [{**one.as_json(), "problem": problem} for one in (right, wrong)]
+    assert summary(cells)["geometric_mean"] == pytest.approx(1.5)
+    assert tables.figures(cells) == ("1.500", "1.500", "1.500")
+    _, (_, row) = tables.of_cells(cells)
+    assert row[2] == "wrong" and row[4:7] == ("-", "-", "wrong"), row
+
+
 # ---- Records -------------------------------------------------------------------------------------
 
 
@@ -140,6 +151,21 @@ def test_a_record_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schema": 0}))
     with pytest.raises(ValueError, match="schema 0, not 1"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"schema": 1, "cells": [', "old.json: .*: measure anew, or restore it"),
+        ("[]", "old.json: schema None, not 1"),
+        ('{"schema": 1, "cells": []}', "old.json: no cells"),
+    ],
+)
+def test_a_damaged_document_is_named(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told):
         read(path)
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from precompiled import compiled_text
 
 from warploom.cli import main
 from warploom.errors import CompilationError
-from warploom.generator import toolchain, workers
+from warploom.generator import toolchain
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
 from warploom.generator.epilogue import STEPS
@@ -57,12 +56,6 @@ def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
-
-
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled in this process: that workers do it, one of the tests here is about."""
-    monkeypatch.setattr(workers.Worker, "compile", compiled_text)
 
 
 def test_list_gives_the_names_in_the_order_of_the_file() -> None:

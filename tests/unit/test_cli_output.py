@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -112,6 +113,14 @@ def test_a_kernel_that_does_not_compile_leaves_log_and_source_in_files() -> None
     _, stdout, stderr = run(error, "here", "--json")
     assert json.loads(stdout)["log of some"] == error.log
     assert Path(json.loads(stderr)["log"]).is_file()
+
+
+def test_json_has_no_word_that_only_python_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    said = Output(as_json=True)
+    said.table("t", ["seconds"], [[math.inf], [math.nan], [0.5]])
+    said.close()
+    seconds = [row["seconds"] for row in json.loads(capsys.readouterr().out)["t"]]
+    assert seconds == [sys.float_info.max, None, 0.5]
 
 
 def test_ctrl_c_and_sigterm_have_codes_of_their_own() -> None:
@@ -259,6 +268,23 @@ def test_wrong_usage_is_an_object_for_a_program() -> None:
         .invoke(main, ["bench", "--no-such-option", "--json", "f"])
         .stderr.startswith("Usage: ")
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["emit", "linear.yaml", "--out", ""],  # which filled the working directory
+        ["tune", "gemm", "--records", ""],  # which was a traceback
+        ["bench", "gemm", "--json", ""],
+        ["bench", "gemm", "--plot", ""],
+        ["records", "merge", "", "mine.json"],
+        ["report", "c2b9e29c", "--out", ""],
+        ["cache", "export", ""],
+    ],
+)
+def test_a_path_of_an_unset_variable_is_no_folder(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.stdout) == (1, "") and "'': must be a path" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["cache", "--no-such-option"]])

@@ -67,6 +67,8 @@ class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, Sch
         parts, sizes = schedule.split_k, cast("Extents", shape)
         if parts == 1:
             return True
+        if min(*schedule.tile, *schedule.cluster) < 1:  # of a record, which may not be legal
+            return False
         blocks = tiles(schedule, sizes) * schedule.multicast * parts
         return blocks <= MOST_BLOCKS and sizes.k >= SHORTEST_PART * schedule.tile[2] * parts
 

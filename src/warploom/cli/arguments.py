@@ -1,9 +1,10 @@
-"""What arguments of several commands are: the file of a configuration, with its completion."""
+"""What arguments of several commands are: paths, and configurations with their completion."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,12 +12,13 @@ from click.shell_completion import CompletionItem
 STANDARD_INPUT = Path("/dev/stdin")
 
 
-class ConfigurationFile(click.Path):
-    """The path of a configuration, `-` for standard input, or one of `names`, as a Path."""
+class GivenPath(click.Path):
+    """A path, as a Path. An empty one, as of a shell's unset variable, is no folder's."""
 
-    def __init__(self, names: tuple[str, ...] = ()) -> None:
-        super().__init__(path_type=Path)
-        self.names = names
+    empty = "must be a path"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
 
     def convert(
         self,
@@ -26,7 +28,26 @@ class ConfigurationFile(click.Path):
     ) -> str | bytes | os.PathLike[str]:
         """Return the path; a usage error for an empty one."""
         if not str(value):
-            self.fail("'': must be the path of a configuration, or - for standard input", param)
+            self.fail(f"'': {self.empty}", param)
+        return super().convert(value, param, ctx)
+
+
+class ConfigurationFile(GivenPath):
+    """The path of a configuration, `-` for standard input, or one of `names`, as a Path."""
+
+    empty = "must be the path of a configuration, or - for standard input"
+
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.names = names
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; a usage error for an empty one."""
         return STANDARD_INPUT if str(value) == "-" else super().convert(value, param, ctx)
 
     def shell_complete(
@@ -38,3 +59,4 @@ class ConfigurationFile(click.Path):
 
 
 FILE = ConfigurationFile()
+ANY_FILE = GivenPath(dir_okay=False)  # whatever it holds, there or not yet

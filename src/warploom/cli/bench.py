@@ -16,14 +16,13 @@ from typing import Any
 
 import click
 
+from warploom.cli.arguments import ANY_FILE, GivenPath
 from warploom.cli.bench_shapes import bench
 from warploom.cli.engines import ray_option
 from warploom.cli.operations import operation_options
 from warploom.cli.output import Output, reporting_text
 from warploom.cli.shapes import written_shapes
 from warploom.errors import ConfigurationError
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("bench")
@@ -41,21 +40,23 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--types", default="", help="Types, separated by commas (default: all).")
 @click.option("--m", "rows", default="", help="Only cases of these M, or lengths.")
 @click.option("--match", default="", help="Only cases whose name has this text.")
-@click.option("--specs", type=_FILE, help="A configuration, whose kernels compete as well.")
+@click.option("--specs", type=ANY_FILE, help="A configuration, whose kernels compete as well.")
 @click.option(
     "--problems", metavar="SEED[:COUNT]", help="Shapes that nobody tuned, sampled with a seed."
 )
 @click.option("--autotune", is_flag=True, help="Tune sampled shapes between calls first.")
 @click.option("--profile", is_flag=True, help="Show kernels and host functions that take time.")
-@click.option("--baseline", type=_FILE, help="A .cu file to compile and compare with the kernels.")
+@click.option(
+    "--baseline", type=ANY_FILE, help="A .cu file to compile and compare with the kernels."
+)
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a baseline is missing.")
 @ray_option
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="With --ray: how many at most (default: all)."
 )
 @click.option("--kind", help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'.")
-@click.option("--json", "path", type=_FILE, help="Where the result goes.")
-@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Pictures go here.")
+@click.option("--json", "path", type=ANY_FILE, help="Where the result goes.")
+@click.option("--plot", type=GivenPath(file_okay=False), help="Pictures go here.")
 @reporting_text
 def command(
     output: Output,

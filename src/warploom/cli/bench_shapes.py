@@ -88,7 +88,7 @@ def bench(
             _write(path, names[0], found, cells)
     if path:
         output.value("result", path)
-    if ratios := [cell.ratio for cell in cells if cell.ratio]:
+    if ratios := [cell.ratio for cell in cells if cell.ratio and cell.verdict != "wrong"]:
         output.value("fastest baseline / Warploom, mean", statistics.geometric_mean(ratios))
     if any(cell.verdict == "wrong" for cell in cells):
         output.exit_code = ResultError.exit_code

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from warploom.cli import SuggestingGroup
+from warploom.cli.arguments import GivenPath
 from warploom.cli.output import Output, reporting
 from warploom.cli.units import Bytes, parse_bytes
 from warploom.errors import StoreError
@@ -121,7 +122,7 @@ def explain(
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=GivenPath())
 @reporting
 def export(output: Output, path: Path) -> None:
     """Write every kernel of the kernel cache to one tar file at PATH.
@@ -136,7 +137,7 @@ def export(output: Output, path: Path) -> None:
 
 
 @command.command("import")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=GivenPath())
 @reporting
 def import_(output: Output, path: Path) -> None:
     """Check that the tar file at PATH is complete, and add its new kernels to the cache.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from warploom.atomic_file import replace_file
-from warploom.cli.arguments import FILE
+from warploom.cli.arguments import FILE, GivenPath
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError
 
@@ -18,7 +18,7 @@ from warploom.errors import ConfigurationError
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     default=Path("emitted"),
     show_default=True,
     help="The folder of the .cu files.",

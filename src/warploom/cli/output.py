@@ -34,7 +34,7 @@ from typing import Concatenate, ParamSpec
 
 import click
 
-from warploom import log
+from warploom import line_json, log
 from warploom.cli.progress import Watch, watched
 from warploom.cli.table import aligned, separated
 from warploom.errors import CompilationError, WarploomError
@@ -189,7 +189,7 @@ class Output:
     def close(self) -> None:
         """Print the JSON object, once everything has been reported."""
         if self.as_json:
-            _say(json.dumps(self._document, indent=2, default=_json))
+            _say(json.dumps(line_json.finite(self._document, _json), indent=2))
 
 
 def reporting(

@@ -14,8 +14,14 @@ import click
 
 from warploom.atomic_file import replace_file
 from warploom.cli import SuggestingGroup
+from warploom.cli.arguments import ANY_FILE
 from warploom.cli.output import Output, reporting
-from warploom.errors import ConfigurationError, RecordsError, UnknownNameError
+from warploom.errors import (
+    ConfigurationError,
+    RecordsError,
+    SpecificationError,
+    UnknownNameError,
+)
 
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("us", "default / best", "nvrtc", "revision", "measured", "noisy", "problem", "schedule")
 DIFFERENCES = ("gain", "problem", "old schedule", "new schedule")
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group("records", cls=SuggestingGroup)
@@ -40,7 +45,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("paths", nargs=-1, type=_FILE)
+@click.argument("paths", nargs=-1, type=ANY_FILE)
 @click.option("--family", "name", help="Only of this family.")
 @click.option("--type", "element", help="Only with operands or results of this type, such as bf16.")
 @click.option("--shape", help="Only of this shape, as the table has it; * stands for anything.")
@@ -150,8 +155,8 @@ def _row(record: Record) -> list[object]:
 
 
 @command.command()
-@click.argument("target", type=_FILE)
-@click.argument("sources", nargs=-1, required=True, type=_FILE)
+@click.argument("target", type=ANY_FILE)
+@click.argument("sources", nargs=-1, required=True, type=ANY_FILE)
 @reporting
 def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
     """Merge the tuned configs of SOURCES into TARGET, which is made if missing.
@@ -178,8 +183,8 @@ def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
 
 
 @command.command()
-@click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE)
+@click.argument("old", type=ANY_FILE)
+@click.argument("new", type=ANY_FILE)
 @reporting
 def diff(output: Output, old: Path, new: Path) -> None:
     """Say which shapes run another schedule by NEW than by OLD, and by how much it is faster.
@@ -215,14 +220,14 @@ def diff(output: Output, old: Path, new: Path) -> None:
 
 
 @command.command()
-@click.argument("sources", nargs=-1, required=True, type=_FILE)
+@click.argument("sources", nargs=-1, required=True, type=ANY_FILE)
 @click.option(
-    "--out", type=_FILE, help="The file of constants; configs/model has the shipped ones."
+    "--out", type=ANY_FILE, help="The file of constants; configs/model has the shipped ones."
 )
 @click.option(
     "--unseen",
     multiple=True,
-    type=_FILE,
+    type=ANY_FILE,
     help="Sweeps to hold the constants against, of problems that SOURCES do not have; may repeat.",
 )
 @reporting
@@ -240,22 +245,28 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
     from warploom.generator.model import constants as files
     from warploom.generator.model.fit import fit as fitted
 
-    gpus, measured = _measurements(sources)
-    if len(gpus) != 1:
+    gpus, measured = _measurements(sources, output.warning)
+    if len(gpus) > 1:
         raise ConfigurationError(
-            f"measurements of {', '.join(sorted(gpus)) or 'no GPU'}",
+            f"measurements of {', '.join(sorted(gpus))}",
             rule="constants are of one GPU kind",
             fix="fit each by itself",
         )
     known = files.read(out) if out and out.exists() else None
-    others, held = _measurements(unseen)
+    if known and {known.gpu} != gpus:
+        raise ConfigurationError(
+            f"{out}: constants of {known.gpu}",
+            rule=f"a file is of one GPU kind, and SOURCES are of {', '.join(gpus) or 'none'}",
+            fix="give --out another file",
+        )
+    others, held = _measurements(unseen, output.warning)
     if not others <= gpus:
         raise ConfigurationError(
             f"unseen sweeps of {', '.join(sorted(others))}",
             rule=f"must be of {', '.join(gpus)}",
             fix="leave those of other GPUs out",
         )
-    constants = fitted(gpus.pop(), measured, known, _legal(), held, _choosable)
+    constants = fitted(next(iter(gpus), ""), measured, known, _legal(), held, _choosable)
     rows = [
         [
             name,
@@ -311,11 +322,16 @@ def _choosable(operation: Operation, shape: Shape) -> list[Schedule]:
     return [one.schedule for one in found if table.suits(one.schedule, shape)]
 
 
-def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]:
+def _measurements(
+    sources: Sequence[Path], warn: Callable[[str], None]
+) -> tuple[set[str], list[Measurement]]:
     """The GPUs and the measurements of journals, records and results of the benchmarks.
 
-    Journals are taken together: a schedule that several of them have is one measurement.
+    Journals are taken together: a schedule that several of them have is one measurement. Kernels
+    of other versions, which this one finds illegal, are left out with a warning: no model has
+    seconds for them.
     """
+    from warploom.generator.gpus import kind
     from warploom.generator.model.measurements import of_records, of_results
     from warploom.tuning import journal
 
@@ -324,7 +340,7 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
     measured: list[Measurement] = []
     results: list[Measurement] = []  # those of benchmarks
     for path in sources:
-        if path.suffix == ".jsonl":
+        if path.suffix == ".jsonl" or journal.begins(path):
             entries = journal.read(path)
             found = {entry.environment.gpu for entry in entries}
             if len(found) > 1:  # one whose run ended before it measured has none
@@ -343,7 +359,21 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
             gpus.add(gpu)
             measured += others
             results += others if records is None else []
-    return gpus, journal.measurements(*journals, results=results) + measured
+    every = journal.measurements(*journals, results=results) + measured
+    arch = kind(next(iter(gpus), "")).arch
+    legal = [one for one in every if _legal_kernel(arch, one)]
+    if left := len(every) - len(legal):
+        warn(f"{left} of {len(every)} measurements are of kernels that are not legal: left out")
+    return gpus, legal
+
+
+def _legal_kernel(arch: str, measured: Measurement) -> bool:
+    """Whether this version makes the kernel that was measured."""
+    from warploom.generator.specification import KernelSpec
+
+    with suppress(SpecificationError):
+        return bool(KernelSpec(arch, measured.operation, measured.schedule))
+    return False
 
 
 def _records(path: Path) -> Records | None:

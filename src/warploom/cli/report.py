@@ -6,22 +6,25 @@ from pathlib import Path
 
 import click
 
-from warploom.cli.arguments import ConfigurationFile
+from warploom.cli.arguments import ANY_FILE, ConfigurationFile
 from warploom.cli.output import Output, reporting
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("report")
 @click.argument("kernel")
 @click.option(
-    "-o", "--out", "path", metavar="FILE", type=_FILE, help="The page (default: NAME.html, here)."
+    "-o",
+    "--out",
+    "path",
+    metavar="FILE",
+    type=ANY_FILE,
+    help="The page (default: NAME.html, here).",
 )
 @click.option("--gpu", help="The GPU kind of the roofline (default: the one with most timings).")
 @click.option(
     "--journal",
     metavar="FILE",
-    type=_FILE,
+    type=ANY_FILE,
     help="A tuner's journal to show in place of the tuned configs.",
 )
 @click.option(

@@ -72,6 +72,12 @@ def check_one(
             rule="must be given by one of --shapes, --model and --cells",
             fix="for instance --shapes 4096x6144x4096",
         )
+    if model is not None and not model.strip():
+        raise ConfigurationError(
+            f"--model {model!r}",
+            rule="must be a model of benchmarks/cells.yaml, or the path of its config.json",
+            fix="for instance --model llama3-8b; --cells has every model",
+        )
     if shapes and rows:
         raise ConfigurationError(
             "--m with --shapes",

@@ -8,6 +8,7 @@ code is 3 when a kernel's result was wrong, 1 when a problem ended without a rec
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from warploom.cli import engines
-from warploom.cli.arguments import ConfigurationFile
+from warploom.cli.arguments import ANY_FILE, ConfigurationFile
 from warploom.cli.engines import Engines
 from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from warploom.tuning.tuner import Tuner
 
 COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "schedule")
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("tune", epilog=told_spaces())
@@ -45,9 +45,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--again", is_flag=True, help="Measure what is recorded or in the journal already.")
 @click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
 @click.option("--judge", is_flag=True, help="Compare tuned configs with the cost model's choices.")
-@click.option("--records", type=_FILE, help="The tuning database (default: yours).")
-@click.option("--journal", type=_FILE, help="The journal (default: next to the tuning database).")
-@click.option("--replay", type=_FILE, help="A sweep's journal to measure on instead of a GPU.")
+@click.option("--records", type=ANY_FILE, help="The tuning database (default: yours).")
+@click.option(
+    "--journal", type=ANY_FILE, help="The journal (default: next to the tuning database)."
+)
+@click.option("--replay", type=ANY_FILE, help="A sweep's journal to measure on instead of a GPU.")
 @reporting
 def command(
     output: Output,
@@ -119,6 +121,7 @@ def command(
         ]
         records = records or user_file(using.about.gpu)
         journal = journal or records.with_suffix(".journal.jsonl")
+        _check_apart(journal, records, replay)
         run = _tuner(
             *(output, wanted, using, records, journal),
             budget=budget,
@@ -137,6 +140,17 @@ def command(
                 _report(output, tuner.ended, len(wanted))
                 output.value("records", records)
                 output.value("journal", journal)
+
+
+def _check_apart(journal: Path, records: Path, replay: Path | None) -> None:
+    """ConfigurationError for a journal that is the records, or the sweep that is played back."""
+    for option, other in (("--records", records), ("--replay", replay)):
+        if other and os.path.realpath(other) == os.path.realpath(journal):
+            raise ConfigurationError(
+                f"--journal {journal}",
+                rule=f"must be another file than that of {option}: results are appended to it",
+                fix="give a file of its own",
+            )
 
 
 def _engines(
