@@ -7,6 +7,7 @@ taken to be like the first row of its product; a MIG slice is a share of the GPU
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -180,6 +181,7 @@ def lenders(name: str) -> list[GpuKind]:
     return sorted(others, key=lambda one: (distance(one, here), one.name))
 
 
+@functools.cache
 def _product(name: str) -> tuple[str, ...]:
     """The words of a product: `nvidia h100`, whatever its variant."""
     return tuple(name.casefold().split()[:2])

@@ -126,6 +126,8 @@ def _environment(folders: tuple[str, ...]) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        cache_size=-1,  # there are a thousand, with the places in them
+        auto_reload=False,  # nor is each file looked at again for each kernel
     )
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from importlib import resources
 from pathlib import Path
 
+import _pytest.logging
 import pytest
 
 # All that is loaded while tests are collected stays: to look for garbage in it takes seconds.
@@ -113,6 +116,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class RootLogs(_pytest.logging.catching_logs[logging.Handler]):
+    """What catches logs for pytest, at the root alone: those of Warploom arrive there.
+
+    pytest goes through thousands of loggers six times in a test, for those that end on their own.
+    torch's log of traces is one: for a handler it prints each graph, guard and symbol it makes.
+    """
+
+    def __enter__(self) -> logging.Handler:
+        if self.level is not None:
+            return super().__enter__()
+        logging.getLogger().addHandler(self.handler)
+        self.attached_loggers.append(logging.getLogger())
+        return self.handler
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hide scipy from transformers, which imports its optimizers for losses of object detection.
 
@@ -122,6 +140,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not is_gpu_session(config):  # whose baselines may need it
         sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
+    if "attached_loggers" in _pytest.logging.catching_logs.__slots__:  # not so in pytest 8
+        _pytest.logging.catching_logs = RootLogs  # type: ignore[misc]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -183,9 +203,19 @@ def _reason_for_no_gpu() -> str | None:
 def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep every test, and every process it starts, away from the user's store and settings.
 
-    Nothing that tests write has to be there after a power failure.
+    Nothing that tests write has to be there after a power failure. The package's records take a
+    third of a second to read, and many tests forget what was read.
     """
+    from warploom.generator import records_file
+
+    shipped = Path(str(resources.files("warploom.configs")))
+    read, kept = records_file.read, functools.cache(records_file.read)
+
+    def reads(path: Path) -> object:
+        return (kept if path.is_relative_to(shipped) else read)(path)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_file, "read", reads)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)

@@ -135,11 +135,9 @@ def form(read: list[str]) -> list[str]:
         if (before in types and after != "::")
         or (before in _BEFORE_REFERENCES and after in _AFTER_DECLARED)
     }
-    numbers: dict[str, int] = {}
-    return [
-        f"name {numbers.setdefault(token, len(numbers))}" if token in declared else token
-        for token in read
-    ]
+    used = (token for token in dict.fromkeys(read) if token in declared)
+    numbered = {token: f"name {number}" for number, token in enumerate(used)}
+    return [numbered.get(token, token) for token in read]
 
 
 def described(spec: Any, text: str) -> dict[str, str]:
@@ -247,7 +245,8 @@ def everything(root: Path) -> dict[str, Any]:
     render = defined("render")
     specs = {spec.digest: spec for name in families() for spec in grid(name)}
     texts = {digest: render(spec) for digest, spec in specs.items()}
-    lines = {line for text in texts.values() for line in code(text)}
+    every = {line for text in texts.values() for line in text.splitlines()}  # they share most
+    lines = {*code("\n".join(every))}
     content: dict[str, Any] = {}
     for name in families():
         own = {digest: one for digest, one in specs.items() if one.operation.family == name}

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from warploom.generator import nvrtc, nvrtc_headers
 from warploom.generator.artifact import Artifact, Resources
-from warploom.generator.render import render
+from warploom.generator.render import render as render_anew
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import Toolchain, find
 
+render = functools.cache(render_anew)
 TOGETHER = 8  # kernels of a program: of more, each takes longer again
 
 
@@ -89,8 +90,9 @@ def reports(specs: Sequence[KernelSpec], path: Path, *, renew: bool) -> Mapping[
     }
     unknown = [spec for spec in specs if spec.name not in known]
     assert renew or len(unknown) <= TOGETHER, (
-        f"{len(unknown)} kernels are not those of {path.name}: `python -m pytest tests/compile "
-        "tests/property/test_compiled.py --update-golden` renews what the compiler says of them"
+        f"{len(unknown)} kernels are not those of {path}: `python -m pytest tests/compile "
+        "tests/property/test_compiled.py tests/families/*/test_family.py --update-golden` renews "
+        "what the compiler says of them"
     )
     for name, artifact in compiled_together(unknown).items():
         entries[name] = Report(artifact.resources, artifact.warnings)

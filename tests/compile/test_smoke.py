@@ -14,25 +14,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from goldens import SPECS
 from precompiled import (
     Report,
     compiled,
     compiled_text,
     headers,
+    render,
     reports,
     together,
 )
 
 from warploom.cli.show import nvcc_command
 from warploom.generator import nvrtc, nvrtc_headers, nvrtc_program
-from warploom.generator.configurations import smoke
-from warploom.generator.render import render
-from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.generator.toolchain import find
 
 REPORTS = Path(__file__).with_suffix(".json")
-SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs}
 FUSED = {name: spec for name, spec in SPECS.items() if getattr(spec.operation, "epilogue", ())}
 LONGEST = max(FUSED.values(), key=lambda spec: len(spec.name))
 FAMILIES = sorted({spec.operation.family for spec in SPECS.values()})

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 
+from precompiled import render
+
 from warploom.generator import names
 from warploom.generator.configurations import smoke
-from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -22,6 +23,7 @@ _HOLLOW = re.compile(
 _CONSTANT = re.compile(r"^(?:static )?constexpr \w+ (k\w+ =[^;]*);", re.MULTILINE)
 _MEMBERS = re.compile(r"static constexpr \w+ (k\w+ =[^;]*);")
 _PARAMETER = re.compile(r"\b(?:int|bool) (k\w+)[,>]")  # of a template
+_WORD = re.compile(r"\w+")
 _NAME = re.compile(r"(?:^|, )(k\w+) = ")
 _BRANCH = re.compile(r"\bif \((k\w+)(?: [=!<>]+ \w+)?\)|\b(k[A-Z]\w*)(?: [=!<>]+ \w+)? \?")
 
@@ -50,14 +52,17 @@ def branches(text: str) -> Iterator[str]:
 def unread(text: str) -> set[str]:
     """The constants that a kernel's text has once, and those of structs that nothing reads."""
     text = without_remarks(text)
-    unused = {one for one in constants(text) if len(re.findall(rf"\b{one}\b", text)) < 2}
+    times = Counter(_WORD.findall(text))
+    unused = {one for one in constants(text) if times[one] < 2}
     for struct, start, end in structs(text):
-        inside, outside = text[start:end], text[:start] + text[end:]
-        for line in _MEMBERS.findall(inside):
+        inside = text[start:end]
+        if members := _MEMBERS.findall(inside):
+            outside, times = text[:start] + text[end:], Counter(_WORD.findall(inside))
             unused |= {
                 f"{struct}::{one}"
+                for line in members
                 for one in _NAME.findall(line)
-                if len(re.findall(rf"\b{one}\b", inside)) < 2 and f"::{one}" not in outside
+                if times[one] < 2 and f"::{one}" not in outside
             }
     return unused
 
@@ -65,10 +70,11 @@ def unread(text: str) -> set[str]:
 def idle(text: str) -> set[str]:
     """The structs that nothing but their own definition names."""
     text = without_remarks(text)
+    times = Counter(_WORD.findall(text))
     return {
         name
         for name, start, end in structs(text)
-        if not re.search(rf"\b{name}\b", text[:start] + text[end:])
+        if times[name] == _WORD.findall(text[start:end]).count(name)
     }
 
 

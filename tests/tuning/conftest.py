@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -16,25 +14,9 @@ from sweeps import GPU, SHAPES, SPACE, write_sweep
 from warploom import hooks
 from warploom.generator import records_file
 from warploom.generator.gpus import file_name
-from warploom.generator.records import Records
 from warploom.runtime import records
 from warploom.tuning import gpu
 from warploom.tuning.problems import Problem, problems
-
-SHIPPED = Path(str(resources.files("warploom.configs")))
-read, kept = records_file.read, functools.cache(records_file.read)
-
-
-@pytest.fixture(scope="module", autouse=True)  # of these modules alone: others come after them
-def shipped_records_are_read_once() -> Iterator[None]:
-    """They take a third of a second, and many tests forget what was read."""
-
-    def reads(path: Path) -> Records:
-        return kept(path) if path.is_relative_to(SHIPPED) else read(path)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records_file, "read", reads)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,9 @@ def test_a_distance_is_of_ratios_and_has_bounds() -> None:
 
 
 def measured(listed: list[Problem], roughness: float = 0.0) -> list[Measurement]:
-    return measurements([e for problem in listed for e in entries(problem, roughness=roughness)])
+    """A third of each sweep: more times of three problems than there are constants."""
+    swept = (entries(problem, roughness=roughness)[::3] for problem in listed)
+    return measurements([entry for some in swept for entry in some])
 
 
 def unseen(found: list[Measurement]) -> list[Measurement]:
@@ -132,7 +134,7 @@ def unseen(found: list[Measurement]) -> list[Measurement]:
 @pytest.fixture
 def small_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweeps of these tests count as such."""
-    monkeypatch.setattr(fits, "SWEPT", 50)
+    monkeypatch.setattr(fits, "SWEPT", 20)
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def test_a_fit_finds_the_constants_that_times_were_made_with(listed: list[Proble
         for one in measured(listed)
     ]
     family = fit(GPU, found, unseen=unseen(found)).families["gemm"]
-    assert family.error < 0.003
+    assert family.error < 0.007
     assert family.values["tensor_clock"] == pytest.approx(1.1e9, rel=0.02)
     assert family.values["hbm_bandwidth"] == pytest.approx(2.9e12, rel=0.03)
     assert {"tensor_clock", "hbm_bandwidth"} & set(family.assumed) == set()

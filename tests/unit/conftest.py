@@ -1,4 +1,4 @@
-"""What the unit tests share: a wheel."""
+"""What the unit tests share: a wheel, and a package of small sets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from precompiled import compiled_text
 
+from warploom.generator import configurations, workers
 from warploom.generator.toolchain import Component
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled in this process: that workers do it, tests of builds are about."""
+    monkeypatch.setattr(workers.Worker, "compile", compiled_text)
+
+
+@pytest.fixture
+def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's configurations are the small ones: to expand its spaces takes 3 s.
+
+    test_cli_kernels.py looks for kernels in all of them.
+    """
+    monkeypatch.setattr(configurations, "every", configurations.smoke)
 
 
 @pytest.fixture

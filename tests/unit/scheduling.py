@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 
-# Files whose programs are forked by a process that takes 15 s to load all that they import: one
-# worker has them, and starts one.
-SHELL = ("unit/test_guide.py", "unit/test_gpu_tests.py", "integrations/test_sharding.py")
+# Files that one worker has, since they share what takes long to make: a process of 15 s that has
+# loaded all that programs import, and forks for each; and the texts of all sample kernels.
+TOGETHER = {
+    "unit/test_guide.py": "shell",
+    "unit/test_gpu_tests.py": "shell",
+    "integrations/test_sharding.py": "shell",
+    "compile/test_smoke.py": "texts",
+    "golden/test_golden.py": "texts",
+    "golden/test_live.py": "texts",
+    "golden/test_uncalled.py": "texts",
+}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401
-    """Give one worker the files of SHELL, and otherwise one file, or one group, at a time."""
+    """Give one worker what is in TOGETHER, and otherwise one file, or one group, at a time."""
     from xdist.scheduler import LoadGroupScheduling, LoadScopeScheduling
 
     kinds: dict[str, Any] = {"loadscope": LoadScopeScheduling, "loadgroup": LoadGroupScheduling}
@@ -28,7 +36,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
     class Scheduling(kinds[how]):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             scope: str = super()._split_scope(nodeid)
-            return "shell" if how == "loadscope" and scope.endswith(SHELL) else scope
+            file = "/".join(scope.split("/")[-2:])
+            return TOGETHER.get(file, scope) if how == "loadscope" else scope
 
         def remove_node(self, node: object) -> str | None:
             """Count the test at which a process ended as done, and return it."""

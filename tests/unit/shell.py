@@ -24,7 +24,7 @@ with socket.socket(socket.AF_UNIX) as server:
     sys.exit(int(server.recv(9)))
 """
 SERVER = """
-import atexit, gc, importlib, json, os, runpy, socket, sys, traceback
+import atexit, functools, gc, importlib, json, os, runpy, socket, sys, traceback, weakref
 
 def begin(asked, files):
     (name, *arguments), folder, environment = asked
@@ -47,6 +47,17 @@ sys.modules["scipy"] = None  # as in tests/conftest.py: transformers imports a t
 address, *modules = sys.argv[1:]
 for module in modules:
     importlib.import_module(module)
+# Each would compile templates, read the package's records, and take torch's operators apart again.
+from warploom.generator import configurations, records_file, render, space
+for path in configurations.smoke():
+    render.render(space.expand_file(path).specs[0])
+read, kept = records_file.read, functools.cache(records_file.read)
+shipped = {path for path in records_file.every() if path.parent != records_file.folder()}
+for path in shipped:
+    kept(path)
+records_file.read = lambda path: kept(path) if path in shipped else read(path)
+for finalizer in [*weakref.finalize._registry]:
+    finalizer.atexit = False
 gc.freeze()
 listening = socket.socket(socket.AF_UNIX)
 listening.bind(address)

@@ -205,7 +205,7 @@ def test_writers_refuse_what_is_no_regular_file_by_a_typed_error(tmp_path: Path,
 def test_emit_refuses_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    smoke = str(ROOT / "configs/gemm/smoke.yaml")
+    smoke = str(ROOT / "configs/route/smoke.yaml")
     done = CliRunner().invoke(main, ["emit", smoke, "--out", str(out)])
     assert done.exit_code == 0, done.output
     (first, *_) = sorted(out.iterdir())

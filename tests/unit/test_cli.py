@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from precompiled import compiled_text
 
 from warploom.cli import main
 from warploom.errors import CompilationError
-from warploom.generator import toolchain, workers
+from warploom.generator import toolchain
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
 from warploom.generator.epilogue import STEPS
@@ -57,12 +56,6 @@ def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
-
-
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled in this process: that workers do it, one of the tests here is about."""
-    monkeypatch.setattr(workers.Worker, "compile", compiled_text)
 
 
 def test_list_gives_the_names_in_the_order_of_the_file() -> None:
@@ -265,7 +258,8 @@ def test_a_compilation_that_is_stopped_says_what_is_stored(
 
 
 @pytest.mark.usefixtures("compiled_here")
-def test_show_takes_a_digest_and_a_file_of_the_name(small: Path, private_store: Path) -> None:
+@pytest.mark.usefixtures("small_sets")
+def test_show_takes_a_digest_and_a_file_of_the_name(small: Path) -> None:
     spec = SPECS[3]
     for written in (spec.digest[:8], spec.digest, f"some/{spec.name}.cu", f"{spec.name}.cubin"):
         assert run("show", "--source", written).stdout == render(spec)
@@ -292,6 +286,7 @@ def test_show_works_without_a_toolchain(monkeypatch: pytest.MonkeyPatch) -> None
     assert "toolchain: NVRTC: not found: it is needed: install it" in result.stdout
 
 
+@pytest.mark.usefixtures("small_sets")
 def test_an_unknown_name_is_the_users_error() -> None:
     result = run("show", "gemm_of_another_kind")
     assert (result.exit_code, result.stdout) == (1, "")

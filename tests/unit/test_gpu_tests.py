@@ -14,6 +14,7 @@ import gpu_records
 import pytest
 import shell
 from click.testing import CliRunner
+from precompiled import compiled
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build
@@ -21,6 +22,7 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
 ROOT = Path(__file__).parents[2]
 SMALL = ROOT / "configs" / "route" / "smoke.yaml"
 COLLECT = """
@@ -69,7 +71,7 @@ def test_every_gpu_test_is_collected_and_marked_as_one_and_has_its_kernels(tmp_p
 def small() -> tuple[KernelSpec, Artifact]:
     """A kernel of the package's smallest family."""
     (spec,) = expand_file(SMALL).specs[:1]
-    return spec, build(spec, Store(None))
+    return spec, compiled(spec)
 
 
 def test_kernels_that_were_compiled_elsewhere_are_found_in_a_store(

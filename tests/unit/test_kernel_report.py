@@ -300,6 +300,7 @@ def test_measured_times_are_those_of_the_tuned_configs() -> None:
 # ---- What it is asked ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("small_sets")
 def test_a_kernel_that_there_is_not_is_a_sentence(tmp_path: Path) -> None:
     result = run("gemm_sm90a_bf16_128x999x64_00000000", "-o", str(tmp_path / "page.html"))
     assert result.exit_code == 1 and not [*tmp_path.iterdir()]

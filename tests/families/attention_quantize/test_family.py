@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from precompiled import compiled_together
+from precompiled import reports
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
@@ -131,11 +132,12 @@ def test_a_kernel_has_what_its_operation_needs_alone() -> None:
         assert word not in alone
 
 
-def test_no_kernel_spills() -> None:
+def test_no_kernel_spills(update_golden: bool) -> None:
     operations = (SMOOTH, replace(PLAIN, element="fp16"), ALONE, PACKED)
     dims = (32, 64, 96, 128, 160, 256)
     listed = [spec(replace(one, dim=dim)) for dim in dims for one in operations]
-    for name, one in compiled_together(listed).items():
+    path = Path(__file__).with_suffix(".json")
+    for name, one in reports(listed, path, renew=update_golden).items():
         assert name in one.resources
         assert all(entry.clean for entry in one.resources.values()), name
 

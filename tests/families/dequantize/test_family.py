@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from dequantize_weights import EVERY, spec
-from precompiled import compiled_together
+from precompiled import reports
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
@@ -35,13 +37,14 @@ def test_what_is_not_legal_is_told(kind: tuple[str, int, str, str], said: str) -
         spec(kind)
 
 
-def test_kernels_of_every_format_compile_without_spills() -> None:
+def test_kernels_of_every_format_compile_without_spills(update_golden: bool) -> None:
     """By the schedule with the fewest registers, which calls have that nobody tuned."""
     widest = {(kind[0], kind[3]): kind for kind in EVERY if kind[1]}  # the most scales, of fp32
     kernels = [spec(kind, slabs=4, ctas=8) for kind in widest.values()]
     shape = DequantizeShape(1, 4096, 4096)
     assert dispatch.choose(kernels[0].operation, shape).spec == kernels[0]
-    for name, found in compiled_together(kernels).items():
+    path = Path(__file__).with_suffix(".json")
+    for name, found in reports(kernels, path, renew=update_golden).items():
         assert all(one.clean for one in found.resources.values()), name
 
 
