@@ -123,6 +123,12 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         """Whether the model may choose for an operation: it was held against such ones."""
         return True
 
+    def carried(self, operation: OperationT) -> bool:
+        """Whether a record of another shape decides before this table: of shapes that were left out
+        of records, in turn, it chose no worse.
+        """
+        return True
+
     def timed_as(self, operation: OperationT) -> OperationT:
         """The operation whose records tell of one that has none: its own, or a plainer one."""
         return operation

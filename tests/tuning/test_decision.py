@@ -18,13 +18,16 @@ import warploom
 from warploom.errors import ConfigurationError
 from warploom.generator import records_file
 from warploom.generator.epilogue import Bias, Gate, Preactivation
+from warploom.generator.families import family
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
+from warploom.generator.families.gemm.table import GemmTable
+from warploom.generator.families.mixed_gemm import MixedGemmOperation
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.constants import DOUBT
 from warploom.generator.records import Timed
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import dispatch, plan, records, targets
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -199,6 +202,34 @@ def test_without_a_model_the_nearest_record_is_taken_as_it_is(
     keep(fresh, record())
     found = choose(m=600)
     assert found.spec.schedule == SLIM and "no cost model of this GPU" in found.reason
+
+
+def test_where_the_table_knows_more_a_record_tells_of_its_own_shape_alone(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ternary weights at 9 rows got the tile of 8 rows of a record, and were read twice."""
+    monkeypatch.setattr(GemmTable, "carried", lambda table, operation: False)
+    keep(fresh, record())
+    assert choose().spec.schedule == SLIM
+    assert "record" not in choose(m=600).reason and choose(m=600).spec.schedule != SLIM
+    keep(fresh, record(), record(m=700))
+    assert choose(m=600).spec.schedule == SLIM, "what two records agree on is right between them"
+
+
+@pytest.mark.parametrize(
+    ("operation", "carried"),
+    [
+        (PLAIN, True),
+        (replace(PLAIN, batched=True, groups="rows"), False),
+        (MixedGemmOperation("int8", "ternary", "bf16", 0, "bf16"), False),
+        (MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16"), True),
+    ],
+    ids=str,
+)
+def test_the_table_decides_where_records_of_other_shapes_chose_worse(
+    operation: Operation, carried: bool
+) -> None:
+    assert family(operation.family).table.carried(operation) == carried
 
 
 def test_what_is_only_predicted_must_be_faster_by_more_than_predictions_of_a_layer_are_sure_of(
