@@ -266,7 +266,7 @@ def test_a_command_of_the_jobs_comes_to_where_it_needs_a_gpu(
         with pytest.raises(_Reached):
             main(words, standalone_mode=False)
     elif words[0] == "tune":  # the whole of it goes through its problems first, for ten seconds
-        command = main.get_command(click.Context(main), "tune")
+        command = main.get_command(click.Context(main, **main.context_settings), "tune")
         assert command is not None and command.make_context("tune", words[1:]).params["path"]
     else:
         done = CliRunner().invoke(main, words)

@@ -238,7 +238,7 @@ def test_public_docstrings_have_no_private_words() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_texts_have_no_private_words(name: str) -> None:
-    parent = click.Context(main, info_name="warploom")
+    parent = click.Context(main, info_name="warploom", **main.context_settings)
     asked = main.get_command(parent, name)
     assert asked is not None
     context = click.Context(asked, info_name=name, parent=parent)
