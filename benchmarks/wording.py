@@ -119,7 +119,7 @@ def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:
 
 
 def peer(name: str, family: Family) -> str:
-    """What pages call a contender of a family's cells: of others, "torch" is something else."""
+    """What pages call a contender: "torch" is another function in each family."""
     own, *_ = name.partition(",")
     return family.called.get(name, "Warploom" + name[len(own) :] if own == "warploom" else name)
 

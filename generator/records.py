@@ -189,15 +189,15 @@ class Records:
     ) -> Record | None:
         """The record of the nearest shape of this operation: one that is not stale, if any is.
 
-        Those of the same layer are nearest; others are at most `within` octaves apart. Where the
-        default table knows more of other shapes, only a record of this very shape counts.
+        Those of the same layer are nearest; others are at most `within` octaves apart. For an
+        operation whose table does not use near records, only one of this very shape counts.
         """
         found: list[tuple[tuple[bool, bool, float], Record]] = []
-        others = family(operation.family).table.carried(operation)
+        uses_near = family(operation.family).table.uses_near_records(operation)
         for record in self._of_operation(operation):
             order = record.nearness(shape, here)
             near = math.isfinite(order[-1]) and (not order[1] or order[-1] <= within)
-            if near and (others or record.shape == shape):
+            if near and (uses_near or record.shape == shape):
                 found.append((order, record))
         return min(found, key=lambda one: one[0], default=(None, None))[1]
 

@@ -123,9 +123,10 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         """Whether the model may choose for an operation: it was held against such ones."""
         return True
 
-    def carried(self, operation: OperationT) -> bool:
-        """Whether a record of another shape decides before this table: of shapes that were left out
-        of records, in turn, it chose no worse.
+    def uses_near_records(self, operation: OperationT) -> bool:
+        """Whether the record of a near shape decides before this table.
+
+        It does unless it chose worse where each tuned shape was left out of the records in turn.
         """
         return True
 

@@ -208,7 +208,7 @@ def test_where_the_table_knows_more_a_record_tells_of_its_own_shape_alone(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ternary weights at 9 rows got the tile of 8 rows of a record, and were read twice."""
-    monkeypatch.setattr(GemmTable, "carried", lambda table, operation: False)
+    monkeypatch.setattr(GemmTable, "uses_near_records", lambda table, operation: False)
     keep(fresh, record())
     assert choose().spec.schedule == SLIM
     assert "record" not in choose(m=600).reason and choose(m=600).spec.schedule != SLIM
@@ -217,7 +217,7 @@ def test_where_the_table_knows_more_a_record_tells_of_its_own_shape_alone(
 
 
 @pytest.mark.parametrize(
-    ("operation", "carried"),
+    ("operation", "uses_near"),
     [
         (PLAIN, True),
         (replace(PLAIN, batched=True, groups="rows"), False),
@@ -227,9 +227,9 @@ def test_where_the_table_knows_more_a_record_tells_of_its_own_shape_alone(
     ids=str,
 )
 def test_the_table_decides_where_records_of_other_shapes_chose_worse(
-    operation: Operation, carried: bool
+    operation: Operation, uses_near: bool
 ) -> None:
-    assert family(operation.family).table.carried(operation) == carried
+    assert family(operation.family).table.uses_near_records(operation) == uses_near
 
 
 def test_what_is_only_predicted_must_be_faster_by_more_than_predictions_of_a_layer_are_sure_of(

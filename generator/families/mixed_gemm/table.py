@@ -24,10 +24,10 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
     kinds = ("bits",)
     advice = "convert the activations, quantise anew, or choose another out_dtype or epilogue"
 
-    def carried(self, operation: MixedGemmOperation) -> bool:
-        """Not of weights of 2 bits by int8: of 108 shapes on an H200, each left out of records in
-        turn, these chose up to 1.54 times as slow a kernel, whose tiles of few rows read weights
-        several times.
+    def uses_near_records(self, operation: MixedGemmOperation) -> bool:
+        """int8 by weights of 2 bits does not: with each of 108 shapes on an H200 left out of the
+        records in turn, near records chose kernels up to 1.54 times as slow as the best, whose
+        tiles have so few rows that weights are read several times.
         """
         return operation.b not in ("int2", "ternary") or operation.a != "int8"
 
