@@ -130,9 +130,9 @@ class GemmOperation(ProductOperation):
         default="any",
         name="{}",
         later=True,
-        doc="when a launch that multiplies pieces computes D; otherwise it ends at once. narrow: if "
-        "two fp16 pieces hold the values of A and B, as the launches that split them found; wide: "
-        "if they do not; any: always. narrow and wide require terms of 3 or 6",
+        doc="when a launch that multiplies pieces computes D; otherwise it ends at once. narrow: "
+        "if two fp16 pieces hold the values of A and B, as the launches that split them found; "
+        "wide: if they do not; any: always. narrow and wide require terms of 3 or 6",
     )
 
     whole_b: bool = knob(
