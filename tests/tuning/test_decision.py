@@ -20,6 +20,7 @@ from warploom.generator import records_file
 from warploom.generator.epilogue import Bias, Gate, Preactivation
 from warploom.generator.families import family
 from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families.attention_decode import DecodeOperation
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.families.gemm.table import GemmTable
@@ -222,7 +223,8 @@ def test_where_the_table_knows_more_a_record_tells_of_its_own_shape_alone(
         (PLAIN, True),
         (replace(PLAIN, batched=True, groups="rows"), False),
         (MixedGemmOperation("int8", "ternary", "bf16", 0, "bf16"), False),
-        (MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16"), True),
+        (MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16"), False),
+        (DecodeOperation("bf16", 128), False),
     ],
     ids=str,
 )
