@@ -32,7 +32,7 @@ MOST_DIGITS = 9  # of a seed, and of how many problems it samples
 @click.option(
     "--shapes",
     callback=written_shapes,
-    help="Shapes of your own, written as on the page of their family.",
+    help="Shapes of your own, written as on the page of their family or as tables print them.",
 )
 @operation_options
 @click.option(
