@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,31 @@ def _entry(fields: dict[str, Any]) -> str:
     return "  {\n" + ",\n".join(lines) + "\n  }"
 
 
-def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
+def keep(path: Path, gpu: str, record: Record) -> Record:
+    """Add a record that was just measured to the file at `path`, and return it as it is kept.
+
+    It takes the place of those that the file and the package have of its problem, whatever dates
+    they have: clocks run back, and some begin in 1970. RecordsError as `update` has it.
+    """
+    came = shipped(gpu)
+    record = _came(came).replaced_by(record) if came else record
+    merged = update(path, gpu, [record], newest=True)
+    return next((one for one in merged if one.key == record.key), record)
+
+
+@cache
+def _came(path: Path) -> Records:
+    """The records of the package, which do not change while it runs; none where it is damaged."""
+    try:
+        return read(path)
+    except RecordsError:  # which is told where calls read it
+        return Records("")
+
+
+def update(path: Path, gpu: str, more: Iterable[Record], *, newest: bool = False) -> Records:
     """Merge `more` into the file at `path`, which is made if missing, and return all of it.
+
+    Of two records with one key the later one is kept; with `newest`, that of `more`.
 
     RecordsError, and the file as it was, where it cannot be read or written or is of another GPU.
     """
@@ -151,7 +175,8 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
         blank = text(Records(gpu))
         made, held = _held(path, blank)
         try:
-            merged = known(path, gpu).merged(more)
+            before = known(path, gpu)
+            merged = before.merged(map(before.replaced_by, more) if newest else more)
             replace_file(path, text(merged))
         except BaseException:
             if made and os.fstat(held).st_size == len(blank.encode()):  # and not another's

@@ -211,7 +211,7 @@ def _tuner(
             known,
             here,
             constants=constants,
-            save=lambda record: records_file.update(records, gpu, [record]),
+            save=lambda record: records_file.keep(records, gpu, record),
             watch=told,
             alarm=alarm,
             **options,
