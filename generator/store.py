@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from warploom.errors import StoreError
+from warploom.generator import json_file
 from warploom.generator.artifact import Artifact
 from warploom.generator.store_directory import (
     Counters,
@@ -269,7 +270,7 @@ class Store:
         try:
             return Directory(path, self.counters, writable=writable)
         except OSError as error:
-            self.unusable[path] = error.strerror or str(error)
+            self.unusable[path] = json_file.reason(error)
             if writable:
                 self._no_directory = _unwritable(path, error)
             warn_once(
@@ -292,7 +293,7 @@ def _write(directory: Directory, record: Record, cubin: bytes) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> str:
-    return f"kernel store {path} cannot be written ({error.strerror or error})"
+    return f"kernel store {path} cannot be written ({json_file.reason(error)})"
 
 
 def _degraded(reason: str) -> str:

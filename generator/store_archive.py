@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from warploom.atomic_file import replacing
 from warploom.errors import StoreError
+from warploom.generator import json_file
 from warploom.generator.store import Store
 from warploom.generator.store_directory import Directory
 from warploom.generator.store_record import MAX_CUBIN_BYTES, SCHEMA, Record, pack
@@ -69,7 +70,7 @@ def export(store: Store, path: Path) -> int:
             kernels = _fill(archive, store)
     except OSError as error:
         raise StoreError(
-            f"{path}: {error.strerror or error}",
+            f"{path}: {json_file.reason(error)}",
             rule="an export needs a directory that can be written to, and free space",
             fix="name another path",
         ) from error
@@ -91,7 +92,7 @@ def import_(store: Store, path: Path) -> int:
             return _install(stream, *_verified(stream), directory)
     except OSError as error:
         raise StoreError(
-            f"{path}: {error.strerror or error}",
+            f"{path}: {json_file.reason(error)}",
             rule="an import reads the archive and writes the store",
             fix="check the path, and the free space of the kernel cache",
         ) from error

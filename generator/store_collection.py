@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warploom.errors import StoreError
+from warploom.generator import json_file
 from warploom.generator.store import Store
 from warploom.generator.store_directory import ROOMS, Directory, size
 
@@ -67,7 +68,7 @@ def collect(
                 shutil.rmtree(path)
     except OSError as error:
         raise StoreError(
-            f"{directory.path}: {error}",
+            f"{error.filename or directory.path}: {json_file.reason(error)}",
             rule="a collection removes files",
             fix="check the permissions of the store",
         ) from error

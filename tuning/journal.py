@@ -244,9 +244,8 @@ def _read(path: Path) -> tuple[list[Entry], int]:
             elif fields["schema"] != SCHEMA:
                 raise ValueError(f"schema {fields['schema']}, this version reads {SCHEMA}")
         except (ValueError, KeyError, TypeError, AttributeError, WarploomError) as error:
-            told = f"no {error}" if isinstance(error, KeyError) else error
             raise RecordsError(
-                f"{path}:{number}: {told}",
+                f"{path}:{number}: {json_file.reason(error)}",
                 rule="a journal must be one JSON object to a line, as `warploom tune` writes it",
                 fix="move it away, or pass another --journal; the file was not changed",
             ) from error
