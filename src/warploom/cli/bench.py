@@ -165,7 +165,10 @@ def command(
                 *(stack, address, gpus, kind, output.warning, names, asked, cases)
             )
         measured, machine = _measured(output, room("protocol"), name, how, len(cases), path)
-    document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in measured]}
+    from warploom.tuning.bench import as_json
+
+    every = [as_json(one) for one in measured]
+    document = {"benchmark": name, "machine": machine, "cells": every}
     for title, own in room("wording").sections(document).items():
         output.table(title, *room("tables").of_cells(own))
     if profile:
@@ -174,7 +177,7 @@ def command(
     for what, summary in runner.conclusions(measured).items():
         output.value(what, summary)
     if autotune:
-        _autotuned(output, room("autotuned"), [cell.as_json() for cell in measured])
+        _autotuned(output, room("autotuned"), every)
     if absent := runner.missing(measured):
         output.value("missing", absent)
     if plot:
