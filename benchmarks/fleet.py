@@ -93,22 +93,33 @@ class Cells:
 
     def _collected(self, place: int, member: Member) -> Cell | None:
         """What became of a cell that has come back; None where it is to be measured again."""
-        case, found = self._cases[place], self._fleet.outcome(member)
+        case, found = self._cases[place], self._fleet.outcome(member, answered)
         if found is None:
             self._left.appendleft(place)
             return None
-        if reason := found.get("ended"):
+        if isinstance(found, str):
             self._ended[place] += 1
             self._last[place] = member.name
             if self._ended[place] < TRIES:
                 self._left.append(place)
                 return None
-            return Cell(case.name, case.problem, (Entry("warploom", absent=reason),), case.floor)
-        state = {"name": member.name, **found["state"]}
+            return Cell(case.name, case.problem, (Entry("warploom", absent=found),), case.floor)
+        cell, told = found
+        state = {"name": member.name, **told}
         if member.name not in self._states:
             self.states.append(state)
         self._states[member.name] = state
-        return restored(found["cell"])
+        return cell
+
+
+def answered(found: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]] | str:
+    """The cell that a GPU answered with and the GPU's state; or why it ended what measures.
+
+    An answer of another kind raises whatever is met first: then the GPU counts as failed.
+    """
+    if reason := found.get("ended"):
+        return str(reason)
+    return restored(found["cell"]), {**found["state"]}
 
 
 def restored(told: Mapping[str, Any]) -> Cell:

@@ -32,6 +32,7 @@ from warploom.generator.records import (
 from warploom.generator.restore import restore
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation, Schedule
+from warploom.printable import brief
 
 SCHEMA = 1
 MAXIMUM_BYTES = 1 << 30  # a sweep of a thousand schedules has half a megabyte a problem
@@ -282,6 +283,20 @@ def _entry(fields: dict[str, Any]) -> Entry:
     environment = restore(Environment, dict(fields.pop("environment")))
     schedule = restore(family(operation.family).schedule, fields.pop("schedule"))
     return Entry(operation, shape, environment, restore_result(schedule, fields))
+
+
+def checked(schedule: Schedule, result: object) -> Result:
+    """Return the result that a GPU of a fleet gave; SpecificationError if it is none of a schedule.
+
+    What comes from a process of this host is restored from JSON, which checks as much.
+    """
+    if not isinstance(result, Result) or result.schedule != schedule:
+        told = brief(result)
+        raise SpecificationError(told, rule="must be the result of the schedule that was measured")
+    fields = _values(result)
+    del fields["schedule"]
+    restore_result(schedule, fields)
+    return result
 
 
 def restore_result(schedule: Schedule, fields: Any) -> Result:  # noqa: ANN401 (parsed JSON)

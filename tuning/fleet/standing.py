@@ -7,9 +7,10 @@ that has another driver, gives times that do not compare. Nothing here measures.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
+from warploom.generator.restore import restore
 from warploom.tuning.journal import Result
 
 OFF = 0.03  # of the anchor's usual time: further from it is off
@@ -27,6 +28,10 @@ class Condition:
     driver: str = ""
     others: int = 0
     slowed: str = ""
+
+    def checked(self) -> Condition:
+        """Return it; SpecificationError if a node filled it with anything else."""
+        return restore(Condition, asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
