@@ -119,7 +119,7 @@ class GpuProcess:
         self._starting, self._preparing, self._trying = starting, preparing, trying
         self._process: subprocess.Popen[str] | None = None
         self._lines: Queue[str | None] = Queue()
-        self._deaths = 0
+        self._deaths = self._number = 0
         self._closed = False
         self._about: About | None = None
         self._met = False  # whether the process that is there has said what it has
@@ -171,7 +171,9 @@ class GpuProcess:
         at: str | None = None
         while True:
             match self._next(process, at, self._trying if at else self._preparing):
-                case {"trying": name} if name is None or name in left:
+                case {"trying": None}:
+                    at = None
+                case {"trying": str(name)} if name in left:
                     at = name
                 case {"illegal": str(reason)}:
                     raise Died(at, "illegal", reason)
@@ -181,7 +183,10 @@ class GpuProcess:
                     raise Died(at, "illegal", f"the measuring process said {reprlib.repr(other)}")
 
     def _send(self, request: Mapping[str, Any]) -> subprocess.Popen[str]:
-        """Ask the process, which is started first where there is none."""
+        """Ask the process, which is started first where there is none.
+
+        Requests have numbers, which all that is said in answer repeats.
+        """
         if self._process is None:
             self._launch()
         if not self._met:
@@ -189,25 +194,35 @@ class GpuProcess:
         process = self._process
         if process is None:  # closed meanwhile
             raise Died(None, "illegal", "the measuring process was ended")
+        self._number += 1
         with suppress(OSError):  # where it has died, its missing answer tells
             stdin = cast("IO[str]", process.stdin)
-            stdin.write(json.dumps(request) + "\n")
+            stdin.write(json.dumps({**request, "number": self._number}) + "\n")
             stdin.flush()
         return process
 
     def _next(self, process: subprocess.Popen[str], at: str | None, limit: float) -> object:
-        """Return the JSON value that comes next, or the line that is none."""
-        try:
-            line = self._lines.get(timeout=limit)
-        except Empty:
-            reason = f"no answer for {limit:g} seconds"
-            raise Died(at, "timeout", reason) from None
-        if line is None or not line.endswith("\n"):
-            raise Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
-        try:
-            return json_file.parse(line.encode())
-        except ValueError:
-            return line
+        """Return the JSON value that comes next, or the line that is none.
+
+        What answers an earlier request is left out: that was answered already, and the same kernels
+        may be asked for again.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=limit)
+            except Empty:
+                reason = f"no answer for {limit:g} seconds"
+                raise Died(at, "timeout", reason) from None
+            if line is None or not line.endswith("\n"):
+                raise Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
+            try:
+                found: object = json_file.parse(line.encode())
+            except ValueError:
+                return line
+            match found:
+                case {"number": int(number)} if number < self._number:
+                    continue
+            return found
 
     def _count(self, death: Died, most: int) -> None:
         """End what is left of the process; DeviceError where it died so often in a row."""
@@ -304,11 +319,13 @@ def _result(spec: KernelSpec, told: Any) -> Result:  # noqa: ANN401 (parsed JSON
 def visible(count: int) -> list[str]:
     """The first `count` GPUs as CUDA_VISIBLE_DEVICES names them, of those that are visible now."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = [name.strip() for name in given.split(",") if name.strip()] if given else None
+    listed = None
+    if given is not None:  # that is empty hides all of them; one that is named twice is one
+        listed = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
     if listed is not None and count > len(listed):
         raise DeviceError(
             f"--gpus {count}",
-            rule=f"CUDA_VISIBLE_DEVICES={given} shows {len(listed)}",
-            fix=f"pass at most {len(listed)}, or let CUDA_VISIBLE_DEVICES show more",
+            rule=f"CUDA_VISIBLE_DEVICES={given!r} shows {len(listed)}",
+            fix="let CUDA_VISIBLE_DEVICES show more, or pass fewer" if listed else "unset it",
         )
     return listed[:count] if listed is not None else [str(index) for index in range(count)]
