@@ -322,10 +322,16 @@ def visible(count: int) -> list[str]:
     listed = None
     if given is not None:  # that is empty hides all of them; one that is named twice is one
         listed = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if listed == []:
+        raise DeviceError(
+            f"no GPU: CUDA_VISIBLE_DEVICES is {given!r}",
+            rule="it hides all of them",
+            fix="unset it; `warploom doctor` checks the machine",
+        )
     if listed is not None and count > len(listed):
         raise DeviceError(
             f"--gpus {count}",
-            rule=f"CUDA_VISIBLE_DEVICES={given!r} shows {len(listed)}",
-            fix="let CUDA_VISIBLE_DEVICES show more, or pass fewer" if listed else "unset it",
+            rule=f"CUDA_VISIBLE_DEVICES={given} shows {len(listed)}",
+            fix=f"pass at most {len(listed)}, or let CUDA_VISIBLE_DEVICES show more",
         )
     return listed[:count] if listed is not None else [str(index) for index in range(count)]

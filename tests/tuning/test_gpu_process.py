@@ -254,7 +254,7 @@ def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(DeviceError, match="shows 1"):
         visible(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # all are hidden, and GPU 0 was used
-    with pytest.raises(DeviceError, match="'' shows 0: unset it"):
+    with pytest.raises(DeviceError, match="hides all of them: unset it"):
         visible(1)
 
 
