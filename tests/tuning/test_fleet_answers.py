@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from warploom.errors import CompilationError
+from warploom.errors import CompilationError, DeviceError, ToolchainError
 from warploom.generator import build
 from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.configurations import smoke
@@ -37,6 +37,9 @@ class NoRay:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "one", "Alive": True, "Resources": {"CPU": 2.0}}]
 
     def remote(self, _: object) -> Any:
         def options(**_: object) -> Any:
@@ -130,6 +133,26 @@ def test_an_answer_that_is_not_whole_is_a_failed_build(
     store = Store(tmp_path / "store")
     (found,) = compiled(lambda *asked: broken(Sent.of(honest(*asked))), store)
     assert isinstance(found, CompilationError) and store.listed() == []
+
+
+def test_a_node_that_is_lost_says_nothing_of_the_kernel(tmp_path: Path) -> None:
+    """What it was compiling was a failed kernel in the journal, which no later run tried again."""
+
+    def lost(*_: str) -> object:
+        raise DeviceError("the node died")
+
+    (found,) = compiled(lost, Store(tmp_path / "store"))
+    assert isinstance(found, CompilationError) and found.lost
+    (found,) = compiled(lambda *_: "error: no such type", Store(tmp_path / "store"))
+    assert isinstance(found, CompilationError) and not found.lost
+
+
+def test_a_cluster_without_cores_compiles_nothing_and_says_so() -> None:
+    """A task that no node can run was waited for, without a word and without an end."""
+    ray = NoRay(lambda *_: pytest.fail("nothing is asked"))
+    ray.nodes = lambda: [{"NodeID": "one", "Alive": True, "Resources": {"GPU": 8.0}}]  # type: ignore[method-assign]
+    with pytest.raises(ToolchainError, match=r"none has a core for tasks.*--num-cpus"):
+        Cluster(ray, "auto").compile("source", "name", "sm_90a")
 
 
 def test_the_source_of_every_kernel_names_its_entries() -> None:

@@ -76,14 +76,16 @@ class Engines:
         Of a cluster: what its GPUs must be `about`, the seconds after which one is `hanging`, and
         whether a second one `confirms` finalists.
         """
+        from warploom.tuning.builds import unusable
         from warploom.tuning.fleet.members import FAILURES, HANGING, Fleet
         from warploom.tuning.searches import anchor
 
         if self.joining is None:
             return Fleet(self.about, self.gpus, say=say)
         examined = anchor(problems, here)
-        if examined is not None:
-            self.compiler.submit(examined.specs[0]).result()
+        if examined is not None and (reason := unusable(self.compiler.submit(examined.specs[0]))):
+            say(f"no GPU is examined, since the kernel for that cannot be used: {reason}")
+            examined = None
         return Fleet(
             about or self.about,
             self.gpus,
