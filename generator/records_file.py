@@ -28,6 +28,7 @@ from warploom.generator.records import Record, Records, from_plain, to_plain
 SCHEMA = 1
 WAIT_SECONDS = 60.0  # for another process that writes
 _LISTS = ("runners_up",)
+_ELSEWHERE = "set WARPLOOM_RECORDS_DIR, or give another path"
 
 
 def folder() -> Path:
@@ -153,6 +154,17 @@ def keep(path: Path, gpu: str, record: Record) -> Record:
     return next((one for one in merged if one.key == record.key), record)
 
 
+def require_writable(path: Path) -> None:
+    """Raise RecordsError where records could not be written to `path`, before any is measured."""
+    path = Path(os.path.realpath(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside(path):
+            pass
+    except OSError as error:
+        raise unwritable(path, error, _ELSEWHERE) from error
+
+
 @cache
 def _came(path: Path) -> Records:
     """The records of the package, which do not change while it runs; none where it is damaged."""
@@ -191,8 +203,7 @@ def update(path: Path, gpu: str, more: Iterable[Record], *, newest: bool = False
             fix="end that one, or give another path",
         ) from error
     except OSError as error:
-        fix = "set WARPLOOM_RECORDS_DIR, or give another path"
-        raise unwritable(path, error, fix) from error
+        raise unwritable(path, error, _ELSEWHERE) from error
     return merged
 
 

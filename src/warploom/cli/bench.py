@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from warploom.cli.arguments import ANY_FILE, GivenPath
+from warploom.cli.arguments import ANY_FILE, GPU_KIND, GivenPath
 from warploom.cli.bench_shapes import bench
 from warploom.cli.engines import ray_option
 from warploom.cli.operations import operation_options
@@ -58,7 +58,9 @@ MOST_DIGITS = 9  # of a seed, and of how many problems it samples
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="With --ray: how many at most (default: all)."
 )
-@click.option("--kind", help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'.")
+@click.option(
+    "--kind", callback=GPU_KIND, help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'."
+)
 @click.option("--json", "path", type=ANY_FILE, help="Where the result goes.")
 @click.option("--plot", type=GivenPath(file_okay=False), help="Pictures go here.")
 @reporting_text
