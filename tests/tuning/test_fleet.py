@@ -163,6 +163,38 @@ def test_a_fleet_that_has_lost_everyone_waits_for_others_and_then_ends_with_the_
         run(listed, tmp_path, {}, joining=dict)
 
 
+def test_a_run_goes_on_with_the_gpus_it_has_where_their_cluster_does_not_answer(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """A head that went away ended the run, and what its GPUs had just measured was lost."""
+    asked: list[object] = []
+
+    def joining() -> Mapping[str, Fake]:
+        asked.append(None)
+        raise DeviceError("the Ray cluster: no answer")
+
+    found = run(listed, tmp_path, {"0": Fake(listed)}, joining=joining)
+    assert found.picks == local.picks and measured(found) == measured(local)
+    assert [said.split(";")[0] for said in found.said] == ["the Ray cluster: no answer"]
+    assert len(asked) == 1  # each question may take a minute
+
+
+def test_a_run_without_gpus_whose_cluster_does_not_answer_ends_with_that(
+    listed: list[Problem], tmp_path: Path
+) -> None:
+    clock = Clock()
+
+    def joining() -> Mapping[str, Fake]:
+        raise DeviceError("the Ray cluster: no answer")
+
+    def waiting() -> float:
+        clock.now += 10.0
+        return clock()
+
+    with pytest.raises(DeviceError, match="the Ray cluster: no answer"):
+        run(listed, tmp_path, {}, joining=joining, clock=waiting)
+
+
 # ---- Whom to believe -----------------------------------------------------------------------------
 
 OFF = {

@@ -123,6 +123,7 @@ class Fleet:
         self._threads = ThreadPoolExecutor(THREADS)
         self._lonely = clock()  # since when there is nobody
         self._last: DeviceError | None = None
+        self._silent = -1.0  # until when a cluster that did not answer is not asked again
         for name, gpu in gpus.items():
             self._join(name, gpu)
 
@@ -208,7 +209,7 @@ class Fleet:
 
         DeviceError, the last one that was met, where nobody is left and nobody is to come.
         """
-        for name, gpu in (self._joining() if self._joining else {}).items():
+        for name, gpu in self._joined().items():
             self._join(name, gpu)
         for member in [*self._members.values()]:
             if member.examination is not None and member.examination.done():
@@ -230,6 +231,22 @@ class Fleet:
         self._threads.shutdown()
         for one in ended:
             one.result()
+
+    def _joined(self) -> Mapping[str, Gpu]:
+        """Those that have joined; nobody while their cluster does not answer.
+
+        The GPUs that there are may answer all the same, and the cluster again: it is asked rarely,
+        since each question may take long.
+        """
+        if self._joining is None or self._clock() < self._silent:
+            return {}
+        try:
+            return self._joining()
+        except DeviceError as error:
+            if self._silent < 0:
+                self._say(f"{error}; the run goes on with the GPUs that it has")
+            self._silent, self._last = self._clock() + AWAITED / 2, error
+            return {}
 
     # ---- Who comes and goes ----------------------------------------------------------------------
 
