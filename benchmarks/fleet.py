@@ -19,9 +19,13 @@ from typing import Any, cast
 from benchmarks import runner, worker
 from benchmarks.families import Asked, Case, families
 from warploom.cli import engines
+from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.records import LONGEST, SHORTEST
+from warploom.printable import brief
 from warploom.runtime.contest import Cell, Entry, Floor
 from warploom.runtime.records import environment, nvrtc
+from warploom.tuning.bench import sound
 from warploom.tuning.fleet.cells import LIMIT, CellGpu, CellMeasurer, cell_process, deciding
 from warploom.tuning.fleet.members import Fleet, Member
 
@@ -93,7 +97,8 @@ class Cells:
 
     def _collected(self, place: int, member: Member) -> Cell | None:
         """What became of a cell that has come back; None where it is to be measured again."""
-        case, found = self._cases[place], self._fleet.outcome(member, answered)
+        case = self._cases[place]
+        found = self._fleet.outcome(member, partial(answered, case.name))
         if found is None:
             self._left.appendleft(place)
             return None
@@ -112,14 +117,20 @@ class Cells:
         return cell
 
 
-def answered(found: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]] | str:
-    """The cell that a GPU answered with and the GPU's state; or why it ended what measures.
+def answered(name: str, found: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]] | str:
+    """The case that a GPU measured and the GPU's state; or why it ended what measures.
 
-    An answer of another kind raises whatever is met first: then the GPU counts as failed.
+    An answer that is none of the case called `name` raises whatever is met first: then the GPU
+    counts as failed.
     """
     if reason := found.get("ended"):
         return str(reason)
-    return restored(found["cell"]), {**found["state"]}
+    cell = restored(found["cell"])
+    times = [one.seconds for one in cell.entries if one.seconds is not None]
+    possible = all(SHORTEST <= one <= LONGEST for one in times)
+    if cell.name != name or not cell.entries or not possible:
+        raise DeviceError(brief(found["cell"]), rule=f"must be what was measured of {name}")
+    return sound(cell), {**found["state"]}
 
 
 def restored(told: Mapping[str, Any]) -> Cell:

@@ -6,6 +6,7 @@ GPUs here answer at once; the processes speak the worker's protocol.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -102,6 +103,46 @@ def test_a_cell_that_ends_two_processes_is_absent_with_the_reason(listed: list[P
     assert runner.exit_code([cell], allow_missing=True) == runner.MISSING
     alone, _, _ = measured({"a": Measures(listed=listed, fatal=fatal)})
     assert len(alone) == 6
+
+
+def without_contenders(name: str) -> dict[str, Any]:
+    told = answer(name)
+    return {**told, "cell": {**told["cell"], "entries": []}}
+
+
+def timed(name: str, seconds: object) -> dict[str, Any]:
+    told = answer(name)
+    told["cell"]["entries"][0]["seconds"] = seconds
+    return told
+
+
+GARBAGE: dict[str, Callable[[str], Any]] = {
+    "None": lambda name: None,
+    "a list": lambda name: [name],
+    "no cell": lambda name: {"state": {}},
+    "no state": lambda name: {"cell": answer(name)["cell"]},
+    "another case": lambda name: answer("bf16 1x1x1"),
+    "another field": lambda name: {"cell": {**answer(name)["cell"], "entries": [{"us": 1}]}},
+    "no contenders": without_contenders,
+    "a time of NaN": lambda name: timed(name, math.nan),
+    "a time of 0": lambda name: timed(name, 0.0),
+    "a time that is none": lambda name: timed(name, "fast"),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_an_answer_that_is_no_case_is_a_failure_of_its_gpu(
+    garbage: str, listed: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the run, or stood in the document."""
+    gpus = {name: Measures(listed=listed) for name in ("bad", "good")}
+    monkeypatch.setattr(gpus["bad"], "cell", lambda asked: GARBAGE[garbage](asked["name"]))
+    found, said, _ = measured(gpus)
+    assert [cell.name for _, cell in sorted(found, key=lambda one: one[0])] == [
+        case.name for case in cases()
+    ]
+    assert all(cell.ratio == 2 for _, cell in found)
+    assert all(one.startswith("GPU bad: ") for one in said) and gpus["bad"].closed
 
 
 def test_who_stops_in_the_middle_ends_all_that_measures(listed: list[Problem]) -> None:
