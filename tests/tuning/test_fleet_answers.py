@@ -20,6 +20,7 @@ from warploom.generator.configurations import smoke
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.store import Store, source_digest
+from warploom.tuning.fleet import actor
 from warploom.tuning.fleet import cluster as clusters
 from warploom.tuning.fleet.actor import Sent
 from warploom.tuning.fleet.cluster import Cluster
@@ -145,6 +146,18 @@ def test_a_node_that_is_lost_says_nothing_of_the_kernel(tmp_path: Path) -> None:
     assert isinstance(found, CompilationError) and found.lost
     (found,) = compiled(lambda *_: "error: no such type", Store(tmp_path / "store"))
     assert isinstance(found, CompilationError) and not found.lost
+
+
+def test_a_compiler_that_was_killed_on_a_node_says_nothing_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(*_: object, **named: str) -> object:
+        raise CompilationError(named["name"], log="error: SIGKILL", source="", lost=True)
+
+    monkeypatch.setattr(actor, "find", lambda: TOOLCHAIN)
+    monkeypatch.setattr(actor, "_workers", [SimpleNamespace(compile=killed)])
+    with pytest.raises(DeviceError, match="SIGKILL"):
+        actor.compiled("source", "kernel", "sm_90a", TOOLCHAIN.identity)
 
 
 def test_a_cluster_without_cores_compiles_nothing_and_says_so() -> None:

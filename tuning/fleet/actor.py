@@ -205,7 +205,8 @@ class NotHere:
 def compiled(source: str, name: str, arch: str, toolchain: str) -> Sent | NotHere | str:
     """Compile a source in a child process; the compiler's log where it fails.
 
-    Only the toolchain of that identity makes the machine code that was asked for.
+    Only the toolchain of that identity makes the machine code that was asked for. DeviceError where
+    the child was killed, as by a node without memory: that says nothing of the kernel.
     """
     try:
         own = find().identity
@@ -217,6 +218,8 @@ def compiled(source: str, name: str, arch: str, toolchain: str) -> Sent | NotHer
     except ToolchainError as error:
         return NotHere(_node(), str(error))
     except CompilationError as error:
+        if error.lost:
+            raise DeviceError(str(error)) from error
         return error.log
 
 
