@@ -23,7 +23,7 @@ from warploom.errors import DeviceError, SpecificationError
 from warploom.generator import json_file
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.generator.workers import ending, search_path
+from warploom.generator.workers import KILLS, ending, search_path
 from warploom.tuning.journal import Outcome, Result, restore_result
 
 COMMAND = (sys.executable, "-P", "-m", "warploom.tuning.worker")
@@ -92,11 +92,16 @@ class Gpu(Protocol):
 
 
 class Died(Exception):
-    """The process ended or was ended; `spec` is what it was at, None where it was at none."""
+    """The process ended or was ended; `spec` is what it was at, None where it was at none.
 
-    def __init__(self, spec: str | None, outcome: Outcome, reason: str) -> None:
+    `killed` is True of a signal that others send, as a host without memory does.
+    """
+
+    def __init__(
+        self, spec: str | None, outcome: Outcome, reason: str, *, killed: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.spec, self.outcome, self.reason = spec, outcome, reason
+        self.spec, self.outcome, self.reason, self.killed = spec, outcome, reason, killed
 
 
 class GpuProcess:
@@ -133,8 +138,12 @@ class GpuProcess:
         return cast("About", self._about)
 
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
-        """Return what became of every kernel of the batch; one that ends the process is marked."""
+        """Return what became of every kernel of the batch; one that ends the process is marked.
+
+        One at which it was killed is tried once more: that may have had nothing to do with it.
+        """
         results: dict[KernelSpec, Result] = {}
+        again: set[str] = set()
         left = {spec.name: spec for spec in batch.specs}
         while left and not self._closed:
             try:
@@ -144,7 +153,11 @@ class GpuProcess:
                 break
             except Died as death:
                 self._count(death, DEATHS if death.spec is not None else IDLE_DEATHS)
-                if death.spec is not None and not self._closed:
+                if death.spec is None or self._closed:
+                    continue
+                if death.killed and death.spec not in again:
+                    again.add(death.spec)
+                else:
                     spec = left.pop(death.spec)
                     results[spec] = Result(spec.schedule, death.outcome, reason=death.reason)
             except DeviceError:
@@ -214,7 +227,9 @@ class GpuProcess:
                 reason = f"no answer for {limit:g} seconds"
                 raise Died(at, "timeout", reason) from None
             if line is None or not line.endswith("\n"):
-                raise Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
+                reason = f"the measuring process ended with {_ending(process)}"
+                killed = -(process.returncode or 0) in KILLS
+                raise Died(at, "illegal", reason, killed=killed)
             try:
                 found: object = json_file.parse(line.encode())
             except ValueError:

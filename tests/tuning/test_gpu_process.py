@@ -56,6 +56,11 @@ for line in sys.stdin:
             os._exit(3)
         if fate == "real-time":
             os.kill(os.getpid(), signal.SIGRTMIN + 6)
+        if fate == "killed once" and not os.path.exists(sys.argv[0] + ".killed"):
+            open(sys.argv[0] + ".killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fate == "killed once":
+            fate = "correct"
         if fate == "torn":
             print('{"results": {"gemm', end="", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -141,6 +146,18 @@ def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
     assert found[listed[0].space[0]].seconds == 1.0
     again = gpu.measure(batch(listed[0], 1))  # and the process goes on
     assert [result.outcome for result in again.values()] == ["correct"]
+    gpu.close()
+
+
+@pytest.mark.usefixtures("silence")
+def test_a_kernel_at_which_the_process_was_killed_is_tried_once_more(
+    tmp_path: Path, listed: list[Problem]
+) -> None:
+    """A host that ran out of memory made a kernel illegal, for this run and all later ones."""
+    gpu = process(tmp_path, fates_of(listed[0], k1="killed once"))
+    found = gpu.measure(batch(listed[0]))
+    assert [one.outcome for one in found.values()] == ["correct"] * 4
+    assert (tmp_path / "worker.py.killed").exists()
     gpu.close()
 
 
