@@ -220,6 +220,18 @@ def test_a_gpu_that_is_not_like_its_kind_is_refused_by_name(
     assert found.picks == local.picks
 
 
+def test_a_node_without_nvidia_smi_has_no_other_driver(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """It was refused: "it has driver , the others have 580.1"."""
+    gpus = {"silent": Fake(listed, condition=Condition()), "a": Fake(listed), "b": Fake(listed)}
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    assert found.said == [] and found.picks == local.picks
+    gpus = {name: Fake(listed, condition=Condition()) for name in "ab"}
+    found = run(listed, tmp_path / "all", gpus, anchor=anchor_of(listed[0]))
+    assert found.said == []
+
+
 def test_one_whose_anchor_is_wrong_is_refused(listed: list[Problem], tmp_path: Path) -> None:
     def wrong(batch: Batch, found: Results) -> Results:
         return {spec: Result(spec.schedule, "wrong", reason="an error") for spec in found}

@@ -73,7 +73,7 @@ class Standing:
         if condition.others:
             return f"other processes use it: {condition.others}"
         usual = self._driver()
-        if condition.driver != usual:
+        if condition.driver and condition.driver != usual:
             return f"it has driver {condition.driver}, the others have {usual}"
         share = found.seconds / self._seconds() - 1
         if abs(share) > OFF:
@@ -85,9 +85,9 @@ class Standing:
         return ""
 
     def _driver(self) -> str:
-        """What most have; of as many, what was found first."""
-        counts = Counter(one.condition.driver for one in self._found.values())
-        return counts.most_common(1)[0][0]
+        """What most have; of as many, what was found first. One that did not say it has any."""
+        counts = Counter(filter(None, (one.condition.driver for one in self._found.values())))
+        return next((driver for driver, _ in counts.most_common(1)), "")
 
     def _seconds(self) -> float:
         """The usual time of the anchor; of two that differ, the shorter: faults make it longer."""
