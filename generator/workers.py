@@ -61,6 +61,9 @@ class Worker:
         log = f"error: the compiling process {ended}"
         raise CompilationError(name, log=log, source=source, lost=lost)
 
+    def abandon(self) -> None:
+        """Do nothing: a kernel takes seconds, and is in the store then."""
+
     def stop(self) -> None:
         """End the process, which must be idle."""
         process, self._process = self._process, None
@@ -122,6 +125,10 @@ class Compiling(Protocol):
         """Compile as `nvrtc.compile` does."""
         ...
 
+    def abandon(self) -> None:
+        """Be told that nobody wants what it compiles, before `stop`; it need not do anything."""
+        ...
+
     def stop(self) -> None:
         """End it; it is idle."""
         ...
@@ -154,6 +161,8 @@ class WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.abandon()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             worker.stop()

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from warploom.generator.configurations import smoke
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.store import Store, source_digest
+from warploom.generator.workers import WorkerPool
 from warploom.tuning.fleet import actor
 from warploom.tuning.fleet import cluster as clusters
 from warploom.tuning.fleet.actor import Sent
@@ -158,6 +160,28 @@ def test_a_compiler_that_was_killed_on_a_node_says_nothing_of_the_kernel(
     monkeypatch.setattr(actor, "_workers", [SimpleNamespace(compile=killed)])
     with pytest.raises(DeviceError, match="SIGKILL"):
         actor.compiled("source", "kernel", "sm_90a", TOOLCHAIN.identity)
+
+
+def test_nobody_waits_for_a_busy_cluster_who_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C waited until other jobs of the cluster had left a core, whatever time that took."""
+
+    class Late(Exception):
+        """No answer yet."""
+
+    asked = Event()
+
+    def get(*_: object, **__: object) -> object:
+        asked.set()
+        raise Late
+
+    busy: Any = NoRay(lambda *_: None)
+    busy.get = get
+    busy.exceptions = SimpleNamespace(GetTimeoutError=Late, RayTaskError=KeyError, RayError=OSError)
+    with WorkerPool(2, worker=Cluster(busy, "auto").compiler) as pool:
+        found = pool.submit(lambda one: one.compile("source", name="kernel", arch="sm_90a"))
+        assert asked.wait(60)
+    error = found.exception()
+    assert isinstance(error, CompilationError) and error.lost
 
 
 def test_a_cluster_without_cores_compiles_nothing_and_says_so() -> None:

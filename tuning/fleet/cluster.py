@@ -134,11 +134,14 @@ class Cluster:
         del more
         return RemoteWorker(self)
 
-    def compile(self, source: str, name: str, arch: str) -> Artifact:
+    def compile(
+        self, source: str, name: str, arch: str, stopped: Callable[[], bool] = lambda: False
+    ) -> Artifact:
         """Compile on a node that has this machine's toolchain. Errors as `nvrtc.compile` has.
 
-        An answer that is of another kernel, or was compiled otherwise, is a CompilationError, too.
-        ToolchainError where no node has the toolchain.
+        An answer that is of another kernel, or was compiled otherwise, is a CompilationError, too;
+        so is none, where it is `stopped` or its nodes are lost. ToolchainError where no node has
+        the toolchain.
         """
         toolchain = find()
         identity = toolchain.identity
@@ -147,7 +150,7 @@ class Cluster:
             options = {"num_cpus": 1, "max_retries": 3, **avoiding(self._unable)}
             task = self.ray.remote(compiled).options(**options)
             try:
-                found = self.answer(task.remote(source, name, arch, identity))
+                found = self.answer(task.remote(source, name, arch, identity), stopped)
                 if isinstance(found, Sent):
                     return self._as_asked(found.artifact(), source, name, arch, toolchain)
             except DeviceError as error:  # lost thrice
@@ -206,11 +209,15 @@ class RemoteWorker:
     """Compiles as a worker process of this machine does, on some core of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        self._cluster, self._abandoned = cluster, False
 
     def compile(self, source: str, *, name: str, arch: str) -> Artifact:
         """Compile as `nvrtc.compile` does."""
-        return self._cluster.compile(source, name, arch)
+        return self._cluster.compile(source, name, arch, lambda: self._abandoned)
+
+    def abandon(self) -> None:
+        """Wait for no answer any more: a cluster that others use may take any time."""
+        self._abandoned = True
 
     def stop(self) -> None:
         """Nothing of it is here."""
