@@ -136,7 +136,7 @@ def _section(stem: str, title: str, document: DocumentJson) -> str:
         f"## {title}",
         "\n".join(told),
         *(part for one in of_section(stem, title, document) for part in (image(one), one.below)),
-        f"Lost:\n\n{lost}" if lost and of_grid(cells[0]) else "",
+        f"Lost, with fastest baseline / Warploom:\n\n{lost}" if lost and of_grid(cells[0]) else "",
         tables.of_section(cells),
     ]
     return "\n\n".join(filter(None, parts))

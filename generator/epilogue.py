@@ -452,8 +452,8 @@ class MeanSquare(Step):
     """Store what each group of 16 columns of D adds to the mean of squares of its row.
 
     It must be the last step. The sum over a row's groups is the mean of squares of the values
-    before they are rounded to D's type. One thread computes each group, so that results are
-    bitwise reproducible.
+    before they are rounded to D's type. One warp sums each group in a fixed order, so that
+    results are bitwise reproducible.
     """
 
     step: Literal["mean_square"] = "mean_square"

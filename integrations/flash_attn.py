@@ -6,7 +6,7 @@ them before heads. fp16 or bf16, dim up to 256; heads is a multiple of heads_k. 
 layout of q. Every function takes
 
     dropout_p          the probability that a weight is dropped, by torch's generator: others than
-                       FlashAttention drops. 0.0 with alibi_slopes
+                       FlashAttention drops
     softmax_scale      of the scores; None is dim ** -0.5
     causal             the last query attends to every key, whatever the lengths
     window_size        (left, right) columns beside that diagonal; -1 is no bound

@@ -65,7 +65,7 @@ def load(spec: KernelSpec | str) -> kernels.Kernel:
 
 
 def warmup(path: str | Path, *, jobs: int | None = None) -> int:
-    """Build all kernels of a configuration in parallel, and load them on the current device.
+    """Build all kernels of a configuration in parallel, and load them on the current GPU, if any.
 
     Args:
         path: The configuration, a YAML file.
@@ -77,7 +77,6 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
     Raises:
         ConfigurationError: The file has a mistake, which is named with its line.
         CompilationError: A kernel cannot be compiled; raised after all have been tried.
-        DeviceError: There is no GPU to load them on.
 
     Example:
         warploom.warmup("linear.yaml")  # before the first request is served

@@ -71,7 +71,14 @@ class Worker:
         self.say({"trying": None})
         seed = int.from_bytes(os.urandom(7)) if self.device == "cuda" else self._batches
         make = partial(family(operation.family).trial, operation, shape)
-        trial = self._trial(make, seed, request["sets"])
+        try:
+            trial = self._trial(make, seed, request["sets"])
+        except (WarploomError, torch.OutOfMemoryError) as error:
+            self._require_context(error)
+            reason = f"no operands of this shape: {first_line(error)}"
+            return {
+                spec.name: Result(spec.schedule, "launch error", reason=reason) for spec in specs
+            }
         self._prepare(trial, specs)
         results: dict[str, Result] = {}
         samplers: dict[str, Sampler] = {}

@@ -113,8 +113,8 @@ TITLES = {
     "square": "{kind}",
     "grouped": "{kind}",
     "window": f"{{kind}}, in a causal window of {LISTED['window']['width']}",
-    "packed": "{kind}, packed sequences of varying length",
-    "two_dims": "{kind}, v of another head dimension",
+    "packed": "{kind}, variable-length sequences",
+    "two_dims": "{kind}, v with another head dimension than q and k",
 }
 ABOUT = {"square": "16k tokens", "grouped": "grouped queries"}
 DIMENSION = "{kind}, head dimension {dim}"  # a row of the README
@@ -176,7 +176,7 @@ def _offsets(lengths: Sequence[int], device: str) -> torch.Tensor:
 
 # ---- Problems that nobody tuned ------------------------------------------------------------------
 
-DRAWN = "problems that nobody tuned"
+DRAWN = "sampled shapes that nobody tuned"
 ROUNDS, SWEPT = 15, 5  # that count: of a few contenders, and of the many of a sweep
 
 
@@ -228,8 +228,8 @@ def masked(
 # ---- What pages say ------------------------------------------------------------------------------
 
 ABSENCES = {
-    "one causal mask and one length only": "torch has no windows and no packed sequences",
-    "No available kernel": "torch has no kernel of it for that",
+    "one causal mask and one length only": "torch has no windows and no variable-length sequences",
+    "No available kernel": "torch has no kernel of it for this case",
     "does not support alibi": "torch has it without ALiBi",
     "no gradients of FlashAttention-2's ALiBi": "torch has no gradients of its ALiBi",
 }
@@ -252,7 +252,7 @@ class Pass(Family):
         """The head dimension, the mask and what is unusual."""
         dim = f"head dimension {_dims(problem)}"
         if problem["lengths"]:
-            return f"{dim}, {len(problem['lengths'])} packed sequences"
+            return f"{dim}, {len(problem['lengths'])} sequences of different lengths"
         mask = "causal" if problem["causal"] else "no mask"
         if problem["window"] is not None:
             mask = f"window of {problem['window'] + 1}"
@@ -281,7 +281,7 @@ class Pass(Family):
         if problem.get("option"):
             return KINDS[problem["option"]].division
         if problem["lengths"]:
-            return "packed sequences"
+            return "variable-length sequences"
         shared = ", grouped queries" if problem["heads"] != problem["kv_heads"] else ""
         window = "" if problem["window"] is None else ", window"
         return f"head dimension {_dims(problem)}{window}{shared}"

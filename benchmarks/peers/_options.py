@@ -32,7 +32,7 @@ BESIDE = {  # by the list of a cell: those that have what it asks for, or might
     "sinks": ("fa4", "triton"),
     "blocks": ("triton",),
 }
-TITLE = "dropout, masks, biases, ALiBi, sinks and lists of blocks"
+TITLE = "dropout, masks, biases, ALiBi, sinks and block masks"
 
 
 def cases(asked: Asked, *, both: bool) -> Iterator[Case]:

@@ -37,9 +37,9 @@ KINDS = {
     "bias_gradient": Kind("scores", "masks and biases", "bias [1, H, S, S] with a gradient"),
     "alibi": Kind("alibi", "ALiBi", "ALiBi"),
     "sinks": Kind("sinks", "sinks", "sinks"),
-    "documents": Kind("blocks", "lists of blocks", "documents"),
-    "prefix": Kind("blocks", "lists of blocks", "prefix"),
-    "random": Kind("blocks", "lists of blocks", "a quarter of the blocks"),
+    "documents": Kind("blocks", "block masks", "documents"),
+    "prefix": Kind("blocks", "block masks", "prefix"),
+    "random": Kind("blocks", "block masks", "a quarter of the blocks"),
 }
 _DIFFERENTIATED = {"bias_gradient": "bias", "sinks": "sinks"}  # what of a kind has a gradient
 

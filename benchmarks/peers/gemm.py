@@ -170,35 +170,35 @@ FAMILY = Products(
     examined=tuning.Problem(TYPES["bf16"], GemmShape(4096, 4096, 4096), ()),
     groups={
         "llm": Group("{kind}, layers of language models", partial(plain, layers), "{kind}"),
-        "squares": Group("{kind}, large products", partial(plain, squares), "{kind}"),
+        "squares": Group("{kind}, large matrices", partial(plain, squares), "{kind}"),
         "tuned": Group("{kind}, layers of language models, at tuned M", partial(plain, tuned)),
-        "untuned": Group("{kind}, large products, not tuned"),
-        "drawn": Group("{kind}, problems that nobody tuned", drawn),
+        "untuned": Group("{kind}, large matrices, not tuned"),
+        "drawn": Group("{kind}, sampled shapes that nobody tuned", drawn),
         "training": Group(
-            "{kind}, every layout, and the three products of training a layer", training
+            "{kind}, every layout, and the three GEMMs of training a layer", training
         ),
         "operations": Group(
-            "GEMM, promoted sums, 8-bit results, batches, sums in place",
+            "GEMM, two-level accumulation, 8-bit results, batches, accumulation in place",
             operations,
             listed=True,
             fixed=True,
         ),
         "block_scaled": Group("{kind}", block_scaled, "{kind}", about="fp8 with block scales"),
         "fused": Group(
-            "GEMM, bf16, with scale, bias, gelu and residual in the kernel",
+            "GEMM, bf16, with scale, bias, gelu and residual in the epilogue",
             fused,
             listed=True,
             fixed=True,
         ),
         "gated": Group(
-            "GEMM, silu(gate) * up in the kernel and behind it",
+            "GEMM, silu(gate) * up in the epilogue and in a kernel after it",
             gated,
             listed=True,
             about="and whole layers: both passes in bf16, forward in fp8 with block scales",
             fixed=True,
         ),
         "gate_gradients": Group(
-            "GEMM, the gradient of a gate in the kernel and behind it",
+            "GEMM, the gradient of a gate in the epilogue and in a kernel after it",
             gate_gradients,
             listed=True,
             fixed=True,
@@ -207,13 +207,13 @@ FAMILY = Products(
             "GEMM, rounded stochastically and to nearest", rounded, listed=True, fixed=True
         ),
         "strassen": Group(
-            "GEMM, bf16, by Strassen's algorithm and as one product",
+            "GEMM, bf16, by Strassen's algorithm and as one GEMM",
             strassen,
             listed=True,
             fixed=True,
         ),
         "block_sparse": Group(
-            "GEMM, bf16, sparse by blocks of 128x128", block_sparse, listed=True, fixed=True
+            "GEMM, bf16, block-sparse, in blocks of 128x128", block_sparse, listed=True, fixed=True
         ),
         "grouped": Group(
             "Grouped GEMM, whose groups end at offsets on the device",
@@ -222,12 +222,12 @@ FAMILY = Products(
             about="in bf16 and fp8 with block scales; gradients, also in fp8; masked batches",
         ),
         "grouped_few": Group(
-            "Grouped GEMM of a few tokens, whose experts have a row or two each",
+            "Grouped GEMM of a few tokens, with a row or two for each expert",
             few,
             listed=True,
         ),
         "normed": Group(
-            "GEMM, an RMS norm through two epilogues and as a kernel",
+            "GEMM, an RMS norm through two epilogues and as a kernel of its own",
             partial(normed, "gemm"),
             listed=True,
             fixed=True,

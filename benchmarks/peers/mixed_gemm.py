@@ -105,14 +105,16 @@ FAMILY = MixedProducts(
         "mxfp8": Group("{kind}, layers of language models", mxfp8, about="MXFP8 weights"),
         "two_bits": Group("{kind}, layers of language models", two_bits, about="2-bit weights"),
         "gated": Group(
-            "{kind}, silu(gate) * up in the kernel and behind it", mixed_gated, fixed=True
+            "{kind}, silu(gate) * up in the epilogue and in a kernel after it",
+            mixed_gated,
+            fixed=True,
         ),
         "normed": Group(
-            "{kind}, an RMS norm through two epilogues and as a kernel",
+            "{kind}, an RMS norm through two epilogues and as a kernel of its own",
             partial(normed, "mixed_gemm"),
             fixed=True,
         ),
-        "decode": Group("{kind}: a step of decoding, beside bf16", decode),
+        "decode": Group("{kind}: a step of decoding, compared with bf16", decode),
         "experts": Group("{kind}: experts, compared with humming and bf16", experts, listed=True),
     },
     grid=("llm",),

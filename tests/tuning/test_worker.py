@@ -27,6 +27,11 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.families.dequantize.schedule import (
+    DequantizeOperation,
+    DequantizeSchedule,
+    DequantizeShape,
+)
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
@@ -309,6 +314,17 @@ def test_a_kernel_that_does_not_launch_leaves_the_others_to_be_measured(
     found = made.measure(request(GEMM, SHAPE, [first, second]))
     assert found[first.name].outcome == outcome and found[first.name].reason
     assert (found[second.name].outcome, found[second.name].relative) == ("correct", 1.0)
+
+
+def test_a_shape_that_an_operation_cannot_have_leaves_other_shapes_to_be_measured() -> None:
+    """The process ended instead, and after two such shapes the run as well."""
+    operation = DequantizeOperation("bf16", "int4", 128, "bf16")
+    spec = KernelSpec("sm_90a", operation, DequantizeSchedule(4, 8))
+    shape = DequantizeShape(experts=2, n=64, k=192)
+    made, _ = worker()
+    results = made.measure(request(operation, shape, [spec]))
+    assert results[spec.name].outcome == "launch error"
+    assert "must divide k, which is 192" in (results[spec.name].reason or "")
 
 
 def test_a_lost_context_ends_the_process() -> None:

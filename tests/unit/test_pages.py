@@ -160,7 +160,7 @@ def test_a_report_has_every_cell_by_size_and_says_what_decided(tmp_path: Path) -
         "Drawn from `bench_gemm.json`.\nCompared with torch.mm (cuBLAS) in 3 of 4 cases.\n" in text
     )
     assert "Absent: torch.mm (cuBLAS) in 1 of 4 cases (not installed).\n" in text
-    assert "Lost:\n\n- Llama 3 8B o, M 64: 0.90\n" in text
+    assert "Lost, with fastest baseline / Warploom:\n\n- Llama 3 8B o, M 64: 0.90\n" in text
     assert "| bf16 | 1.029 | 0.900 | 1.100 | 4 | 2 | 0 | 1 | 1 | 0 |" in text
     rows = [line for line in text.splitlines() if line.startswith("| bf16 1")]
     assert [row.split()[2] for row in rows] == ["1x4096x4096,", "16x4096x4096,", "100x4096x4096,"]

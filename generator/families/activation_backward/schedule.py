@@ -64,8 +64,8 @@ class ActivationBackwardSchedule:
         stored_as="blocks",
         default=4,
         name="blocks{}",
-        doc="CTAs that run on an SM at a time; the rows are divided into as many parts as "
-        "these need",
+        doc="CTAs that run on an SM at the same time; the rows are divided into so many parts that "
+        "about as many CTAs result",
     )
 
     @property

@@ -64,9 +64,9 @@ class CastOperation:
     offsets: bool = knob(
         default=False,
         later=True,
-        doc="rows are in groups that end at offsets in device memory. In q of x.T each begins at a "
-        "multiple of 128, with zeros behind a group that is shorter, so that no block of scales "
-        "has values of two. Requires transpose",
+        doc="rows are in groups that end at offsets in device memory. In q of x.T, zeros fill each "
+        "group up to a multiple of 128 columns, so that no block of scales has values of two "
+        "groups. Requires transpose",
     )
 
     @property

@@ -18,8 +18,8 @@ LOADS = 4  # of them that a thread has in flight
 
 @frozen
 class CombineOperation:
-    """What is computed: tokens from the rows that experts computed for them, or rows from tokens.
-    Arithmetic is fp32.
+    """What is computed: each token as the sum of the rows that experts computed for it, or each row
+    as a copy of its token. Arithmetic is fp32.
     """
 
     values: Float = knob(doc="element type of rows [rows, columns] and of tokens [tokens, columns]")
@@ -36,7 +36,7 @@ class CombineOperation:
     )
     dot: bool = knob(
         default=False,
-        doc="permute: also compute the gradient of the weights, from the rows that were combined",
+        doc="permute, as the backward pass of combine: also compute the gradient of the weights",
     )
     family: Literal["combine"] = knob(default="combine", doc="the kernel family")
 

@@ -48,8 +48,8 @@ class DequantizeOperation:
     layout: Literal["slabs", "rows"] = knob(
         default="slabs",
         name="{}",
-        doc="how codes are stored: slabs, those of PackedWeight; rows, of e4m3 [E, N, K] with a "
-        "scale of fp32 or e8m0 for each 128x128",
+        doc="how codes are stored. slabs: as in a PackedWeight; rows: as an e4m3 tensor [E, N, K], "
+        "with an fp32 or e8m0 scale for each 128x128",
     )
     family: Literal["dequantize"] = knob(default="dequantize", doc="the kernel family")
 

@@ -41,8 +41,8 @@ class Fp32PiecesOperation:
         default="any",
         name="{}",
         later=True,
-        doc="wide: three bf16 pieces of rows times the powers of two of fp16 pieces, made only if "
-        "fp16 pieces do not hold the rows",
+        doc="any: the pieces are always made; wide: three bf16 pieces of the rows, scaled as for "
+        "fp16 pieces, are made only if two fp16 pieces do not represent the values",
     )
 
     @property

@@ -100,9 +100,9 @@ class GemmOperation(ProductOperation):
         default="none",
         name="sparse_{}",
         later=True,
-        doc="which matrix is block-sparse, in blocks of 128x128. a, b: its other blocks count "
-        "as zeros and are not read, since k tiles come from a list; d: the other blocks of "
-        "the result are not computed, and zeros are written",
+        doc="which matrix has a mask of its blocks of 128x128. a, b: blocks that are not set in "
+        "the mask count as zeros and are not read; d: blocks of the result that are not set are "
+        "not computed, and zeros are written",
     )
     groups: Groups = knob(
         default="none",
@@ -110,10 +110,10 @@ class GemmOperation(ProductOperation):
         later=True,
         doc="grouped GEMM; its groups end at offsets in device memory, and `batched` must be "
         "true. rows: the rows of A [S, K] and of D [S, N] are divided into G groups, each "
-        "with its own matrix of B [G, K, N]; masked: A has G groups of as many rows each, of "
-        "which only the first count, and their numbers take the place of offsets; k: the K "
-        "dimension of A [M, S] and B [S, N] is divided into G groups, each with its own "
-        "matrix of D [G, M, N]; those of 8-bit operands begin at multiples of 128",
+        "with its own matrix of B [G, K, N]; masked: A has G groups of M rows each, of which "
+        "only the first rows count, and how many these are takes the place of the offsets; k: "
+        "the K dimension of A [M, S] and B [S, N] is divided into G groups, each with its own "
+        "matrix of D [G, M, N]; groups of k of 8-bit operands begin at multiples of 128",
     )
 
     terms: Literal[1, 2, 3, 6] = knob(
@@ -130,14 +130,16 @@ class GemmOperation(ProductOperation):
         default="any",
         name="{}",
         later=True,
-        doc="narrow: the launch leaves at once where two fp16 pieces do not hold the values of A "
-        "and B, which their splits wrote to device memory; wide: where they do. Takes terms",
+        doc="when a launch that multiplies pieces computes D; otherwise it ends at once. narrow: "
+        "if two fp16 pieces hold the values of A and B, as the launches that split them found; "
+        "wide: if they do not; any: always. narrow and wide require terms of 3 or 6",
     )
 
     whole_b: bool = knob(
         default=False,
         later=True,
-        doc="B is of 16 bits itself and not in pieces: terms 2 or 3 are those of A",
+        doc="B is a 16-bit matrix that is not split; terms is then the number of pieces of A, 2 or "
+        "3",
     )
 
     @property

@@ -185,8 +185,8 @@ class MixedGemmSchedule(ProductSchedule):
     )
     stream_k: bool = knob(
         default=False,
-        doc="divide the K of tiles that do not fill a wave evenly among CTAs, so that all end "
-        "together; partial sums go through global memory and are added in a fixed order",
+        doc="divide the K of the tiles that do not fill a wave in equal parts among CTAs, so that "
+        "all end together; partial sums go through global memory and are added in a fixed order",
     )
     lookahead: Literal[0, 1, 2] = knob(
         stored_as="ahead",

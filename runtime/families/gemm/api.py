@@ -471,7 +471,7 @@ def gemm(
             for 16-bit operands, with about 14 bits for fp8. False adds up partial sums over 128 of
             K (16 bits: 64) in fp32 registers, which is slower. int8 accumulates in int32.
         epilogue: A list of steps in any other order, instead of the keywords, such as
-            [("bias", bias), ("relu",)]: docs/families/gemm.md.
+            [("bias", bias), ("activation", "relu")]: docs/families/gemm.md.
         rounding: How the result is rounded: "nearest" (even), or "stochastic", to one of the two
             neighbours at random, with the value as its mean. Gradients ignore it.
         rounding_state: int64 [2] on the device of a: the random numbers are a function of it and of

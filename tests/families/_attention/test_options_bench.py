@@ -98,7 +98,7 @@ def test_a_run_is_recorded_and_shown_with_the_share_of_the_rate_without(tmp_path
     assert shares == ["1.00", "0.50"]  # the same times, of half the work
     assert {family_of(one).division(one["problem"]) for one in cells} == {
         "dropout",
-        "lists of blocks",
+        "block masks",
     }
 
 
