@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from warploom.errors import DeviceError
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.contest import Cell, Entry
 from warploom.runtime.measure import Call
+from warploom.tuning.fleet import cells
 from warploom.tuning.fleet.cells import DEATHS, CellProcess
 from warploom.tuning.fleet.members import FAILURES, Fleet
 from warploom.tuning.problems import Problem
@@ -179,6 +181,24 @@ def test_a_document_has_its_cells_in_their_places_after_each(tmp_path: Path) -> 
     found = read(tmp_path / "found.json")
     assert [cell["name"] for cell in found["cells"]] == ["cell 0", "cell 2", "cell 4"]
     assert len(found["states"]) == 3
+
+
+def test_records_that_cannot_be_read_are_left_out_and_damaged_ones_are_sent_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte that is not UTF-8 was a traceback, and a pipe was read without end."""
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path))
+    (tmp_path / "good.json").write_text("{}")
+    (tmp_path / "damaged.json").write_bytes(b"\xff{")
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    found, _ = cells.deciding()
+    assert found == {"good.json": b"{}", "damaged.json": b"\xff{"}
+    monkeypatch.setenv("WARPLOOM_RECORDS", "")  # which a process on a node sets
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path / "folder.json"))
+    monkeypatch.setattr(cells, "CellProcess", lambda visible: visible)
+    cells.cell_process(found, "")
+    assert (tmp_path / "folder.json" / "damaged.json").read_bytes() == b"\xff{"
 
 
 # ---- The process that measures -------------------------------------------------------------------
