@@ -124,12 +124,16 @@ class Journal:
         self.entries += entries
 
     def known(self, operation: Operation, shape: Shape, here: Environment) -> list[Result]:
-        """The results of a problem in this environment, in the order in which they came."""
+        """The results of a problem in this environment, in the order in which they came.
+
+        Those that memory was missing for are left out: other programs may have had it.
+        """
         return [
             entry.result
             for entry in self.entries
             if (entry.operation, entry.shape) == (operation, shape)
             and not entry.environment.differences(here)
+            and not _passing(entry.result)
         ]
 
     def close(self) -> None:
@@ -148,6 +152,14 @@ class Journal:
             fix = "free some space, and give the same command again: what was measured is kept"
             raise unwritable(self.path, error, fix) from error
         self._whole += len(lines)
+
+
+def _passing(result: Result) -> bool:
+    """Whether a failure tells of the GPU's or the host's memory, and not of the kernel."""
+    words = result.reason.lower().replace("_", " ")
+    return result.outcome in ("launch error", "illegal") and (
+        "out of memory" in words or "ended with sigkill" in words
+    )
 
 
 def read(path: Path) -> list[Entry]:
