@@ -198,7 +198,7 @@ class Records:
         A clock that ran back, or was wrong when that one was measured, would keep the old one.
         """
         known = next((one for one in self.records if one.key == record.key), None)
-        if known is None or record.when >= known.when:
+        if known is None or known.when <= record.when:
             return record
         return replace(record, measured=known.measured)
 
