@@ -19,6 +19,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.families import BEFORE, Asked, Case
+from benchmarks.wording import right
 from warploom.runtime import plan, records
 from warploom.tuning.autotune.api import autotune
 from warploom.tuning.autotune.report import Tuned
@@ -139,17 +140,18 @@ def table(cells: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def _again(cell: Mapping[str, Any]) -> float | None:
-    """The time of the kernel before over that of now, as the cell was measured."""
-    times = {entry["contender"]: entry["seconds"] for entry in cell["entries"]}
-    before, now = times.get(BEFORE), cell["entries"][0]["seconds"]
-    return before / now if before and now else None
+    """The time of the kernel before over that of now, as the cell was measured; both are right."""
+    found = {entry["contender"]: entry for entry in cell["entries"]}
+    before, now = found.get(BEFORE), cell["entries"][0]
+    return before["seconds"] / now["seconds"] if before and right(before) and right(now) else None
 
 
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many problems were tuned and changed, and the mean of what all of them gained."""
     told = [one for cell in cells if (one := cell["problem"].get("autotuned"))]
     changed = table(cells)
-    gains = [row[4] or row[3] for row in changed]
+    sound = table([cell for cell in cells if right(cell["entries"][0])])
+    gains = [row[4] or row[3] for row in sound]  # of a kernel whose result is right
     done = [one for one in told if one["status"] == "tuned"]
     return {
         "problems": len(told),

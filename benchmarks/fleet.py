@@ -19,9 +19,13 @@ from typing import Any, cast
 from benchmarks import runner, worker
 from benchmarks.families import Asked, Case, families
 from warploom.cli import engines
+from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.records import LONGEST, SHORTEST
+from warploom.printable import brief
 from warploom.runtime.contest import Cell, Entry, Floor
 from warploom.runtime.records import environment, nvrtc
+from warploom.tuning.bench import sound
 from warploom.tuning.fleet.cells import LIMIT, CellGpu, CellMeasurer, cell_process, deciding
 from warploom.tuning.fleet.members import Fleet, Member
 
@@ -93,22 +97,40 @@ class Cells:
 
     def _collected(self, place: int, member: Member) -> Cell | None:
         """What became of a cell that has come back; None where it is to be measured again."""
-        case, found = self._cases[place], self._fleet.outcome(member)
+        case = self._cases[place]
+        found = self._fleet.outcome(member, partial(answered, case.name))
         if found is None:
             self._left.appendleft(place)
             return None
-        if reason := found.get("ended"):
+        if isinstance(found, str):
             self._ended[place] += 1
             self._last[place] = member.name
             if self._ended[place] < TRIES:
                 self._left.append(place)
                 return None
-            return Cell(case.name, case.problem, (Entry("warploom", absent=reason),), case.floor)
-        state = {"name": member.name, **found["state"]}
+            return Cell(case.name, case.problem, (Entry("warploom", absent=found),), case.floor)
+        cell, told = found
+        state = {"name": member.name, **told}
         if member.name not in self._states:
             self.states.append(state)
         self._states[member.name] = state
-        return restored(found["cell"])
+        return cell
+
+
+def answered(name: str, found: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]] | str:
+    """The case that a GPU measured and the GPU's state; or why it ended what measures.
+
+    An answer that is none of the case called `name` raises whatever is met first: then the GPU
+    counts as failed.
+    """
+    if reason := found.get("ended"):
+        return str(reason)
+    cell = restored(found["cell"])
+    times = [one.seconds for one in cell.entries if one.seconds is not None]
+    possible = all(SHORTEST <= one <= LONGEST for one in times)
+    if cell.name != name or not cell.entries or not possible:
+        raise DeviceError(brief(found["cell"]), rule=f"must be what was measured of {name}")
+    return sound(cell), {**found["state"]}
 
 
 def restored(told: Mapping[str, Any]) -> Cell:

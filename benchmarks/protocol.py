@@ -20,6 +20,7 @@ from warploom.atomic_file import replace_file
 from warploom.generator import json_file
 from warploom.runtime.contest import Cell
 from warploom.runtime.trial import buffer_sets
+from warploom.tuning.bench import as_json
 
 Operands = TypeVar("Operands")
 SCHEMA = 1
@@ -91,7 +92,7 @@ class Record:
         place = len(self._places) if place is None else place
         before = bisect(self._places, place)
         self._places.insert(before, place)
-        self.document["cells"].insert(before, cell.as_json())
+        self.document["cells"].insert(before, as_json(cell))
         self.write()
 
     def write(self) -> None:

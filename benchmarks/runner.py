@@ -26,6 +26,7 @@ from warploom.generator.configurations import spaces
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Cell, Sampling, compete
+from warploom.tuning.bench import as_json, sound
 
 UNSTEADY = 0.05  # spread of a median that clocks which move make
 ALL = "all"
@@ -135,7 +136,7 @@ def measure(case: Case, asked: Asked, sampler: Sampling | None = None) -> Cell:
     """Measure a cell once."""
     with torch.set_grad_enabled(case.gradients):
         contenders = case.contenders(asked)
-        cell = compete(
+        timed = compete(
             case.name,
             case.problem,
             contenders,
@@ -144,6 +145,7 @@ def measure(case: Case, asked: Asked, sampler: Sampling | None = None) -> Cell:
             rounds=case.rounds,
             discarded=case.discarded,
         )
+        cell = sound(timed)
         if asked.profile and cell.entries[0].seconds:
             found = profiles.profiled(contenders[0].calls[0])
             cell = replace(cell, problem={**cell.problem, "profile": found})
@@ -170,7 +172,7 @@ def unsteady(cell: Cell) -> bool:
 
 def conclusions(found: Sequence[Cell]) -> dict[str, dict[str, object]]:
     """Of all, and of each kind where there are several: verdicts, and the mean of the ratios."""
-    cells = [cell.as_json() for cell in found]
+    cells = [as_json(cell) for cell in found]
     compared = [cell for cell in cells if not group_of(cell).listed]
     kinds = by_kind(compared, kind_name)
     each = {f"summary, {kind}": summary(own) for kind, own in kinds.items()}

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from warploom.errors import ConfigurationError
+from warploom.generator import json_file
 
 MAXIMUM_BYTES = 1_000_000
 MAXIMUM_DEPTH = 8
@@ -115,7 +116,7 @@ def _text(path: Path) -> str:
             return content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
-            f"{path}: cannot be read", rule=error.strerror or str(error), fix="check the path"
+            f"{path}: cannot be read", rule=json_file.reason(error), fix="check the path"
         ) from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from warploom.errors import RecordsError
+from warploom.generator import json_file
 
 _PAUSE = 0.01  # seconds between two attempts
 
@@ -43,5 +44,4 @@ def hold(path: Path, timeout: float, *, make: bool = True) -> int:
 
 def unwritable(path: Path, error: OSError, fix: str) -> RecordsError:
     """Return the RecordsError for a file that could not be written."""
-    rule = error.strerror or str(error)
-    return RecordsError(f"{path}: cannot be written", rule=rule, fix=fix)
+    return RecordsError(f"{path}: cannot be written", rule=json_file.reason(error), fix=fix)

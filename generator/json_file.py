@@ -47,6 +47,15 @@ def parse(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON holds)
         raise ValueError("an integer has thousands of digits") from error
 
 
-def reason(error: OSError) -> str:
-    """What an error of a file says, without its path."""
-    return error.strerror or str(error)
+def reason(error: Exception) -> str:
+    """What is wrong with a file, in the words of the error that it raised, without its path.
+
+    Args:
+        error: Of the file (OSError), or of what is in it: a KeyError is of a field that it lacks.
+
+    Returns:
+        The reason, which messages put after the path.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as fields_of
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from itertools import chain
 from operator import attrgetter
@@ -73,7 +74,7 @@ class Record:
 
     All of them were correct on fresh random data and timed in one loop.
 
-    measured    when: ISO 8601, UTC
+    measured    when: ISO 8601, UTC where it names no other offset; see `when`
     default     None where the untuned choice itself failed
     noisy       clocks were unsteady, and so were the times
     templates   digest of the best kernel's source: tells which templates, decides nothing
@@ -97,6 +98,19 @@ class Record:
         here = self.environment
         circumstances = (str(here.multiprocessors), str(here.nvrtc), str(here.revision))
         return (*problem_key(self.operation, self.shape), *circumstances)
+
+    @cached_property
+    def when(self) -> float:
+        """The time that `measured` names, in seconds since 1970; -inf where it names none.
+
+        Dates are written with any offset and precision, so that their texts do not sort by time. A
+        record without a date that can be read is older than all that have one.
+        """
+        try:
+            found = datetime.fromisoformat(self.measured)
+        except ValueError:
+            return -math.inf
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
     @cached_property
     def contenders(self) -> tuple[Timed, ...]:
@@ -144,7 +158,7 @@ class Records:
     )
 
     def __post_init__(self) -> None:
-        kept = {one.key: one for one in sorted(self.records, key=attrgetter("measured"))}
+        kept = {one.key: one for one in sorted(self.records, key=attrgetter("when"))}
         object.__setattr__(self, "records", tuple(kept[key] for key in sorted(kept)))
         for record in self.records:
             shapes = self._index.setdefault(record.operation, {})
@@ -157,7 +171,10 @@ class Records:
         return len(self.records)
 
     def merged(self, more: Iterable[Record]) -> Records:
-        """These and `more`: of two with one key the later one, of one revision the newest."""
+        """These and `more`: of two with one key the later one, of one revision the newest.
+
+        Of two of the same time, and of two whose times cannot be read, that of `more` is kept.
+        """
         found = {record.key: record for record in self.records}
         for record in more:
             if record.environment.gpu != self.gpu:
@@ -167,7 +184,7 @@ class Records:
                     fix="keep a file for each GPU",
                 )
             known = found.get(record.key)
-            if known is None or record.measured >= known.measured:
+            if known is None or record.when >= known.when:
                 found[record.key] = record
         newest: dict[tuple[str, ...], int] = {}
         for key in found:
@@ -175,11 +192,21 @@ class Records:
         kept = (found[key] for key in found if int(key[-1]) == newest[key[:-1]])
         return Records(self.gpu, tuple(kept))
 
+    def replaced_by(self, record: Record) -> Record:
+        """Return a record that was just measured, dated so that it takes the place of one here.
+
+        A clock that ran back, or was wrong when that one was measured, would keep the old one.
+        """
+        known = next((one for one in self.records if one.key == record.key), None)
+        if known is None or known.when <= record.when:
+            return record
+        return replace(record, measured=known.measured)
+
     def exact(self, operation: Operation, shape: Shape, here: Environment) -> Record | None:
         """The record of this very problem in this environment; of several the newest."""
         every = self._index.get(operation, {}).get(shape, [])
         fresh = [record for record in every if not record.environment.differences(here)]
-        return max(fresh, key=attrgetter("measured"), default=None)
+        return max(fresh, key=attrgetter("when"), default=None)
 
     def _of_operation(self, operation: Operation) -> Iterator[Record]:
         return chain.from_iterable(self._index.get(operation, {}).values())

@@ -47,7 +47,7 @@ def differences(old: Records, new: Records) -> list[Difference]:
 
 def _newest(records: Iterable[Record]) -> dict[tuple[str, ...], Record]:
     """One record of each problem: of several, such as of two compilers, the last measured."""
-    ordered = sorted(records, key=lambda record: record.measured)
+    ordered = sorted(records, key=lambda record: record.when)
     return {problem_key(one.operation, one.shape): one for one in ordered}
 
 

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from warploom.generator.records import Record, Records, from_plain, to_plain
 SCHEMA = 1
 WAIT_SECONDS = 60.0  # for another process that writes
 _LISTS = ("runners_up",)
+_ELSEWHERE = "set WARPLOOM_RECORDS_DIR, or give another path"
 
 
 def folder() -> Path:
@@ -140,8 +142,42 @@ def _entry(fields: dict[str, Any]) -> str:
     return "  {\n" + ",\n".join(lines) + "\n  }"
 
 
-def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
+def keep(path: Path, gpu: str, record: Record) -> Record:
+    """Add a record that was just measured to the file at `path`, and return it as it is kept.
+
+    It takes the place of those that the file and the package have of its problem, whatever dates
+    they have: clocks run back, and some begin in 1970. RecordsError as `update` has it.
+    """
+    came = shipped(gpu)
+    record = _came(came).replaced_by(record) if came else record
+    merged = update(path, gpu, [record], newest=True)
+    return next((one for one in merged if one.key == record.key), record)
+
+
+def require_writable(path: Path) -> None:
+    """Raise RecordsError where records could not be written to `path`, before any is measured."""
+    path = Path(os.path.realpath(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside(path):
+            pass
+    except OSError as error:
+        raise unwritable(path, error, _ELSEWHERE) from error
+
+
+@cache
+def _came(path: Path) -> Records:
+    """The records of the package, which do not change while it runs; none where it is damaged."""
+    try:
+        return read(path)
+    except RecordsError:  # which is told where calls read it
+        return Records("")
+
+
+def update(path: Path, gpu: str, more: Iterable[Record], *, newest: bool = False) -> Records:
     """Merge `more` into the file at `path`, which is made if missing, and return all of it.
+
+    Of two records with one key the later one is kept; with `newest`, that of `more`.
 
     RecordsError, and the file as it was, where it cannot be read or written or is of another GPU.
     """
@@ -151,7 +187,8 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
         blank = text(Records(gpu))
         made, held = _held(path, blank)
         try:
-            merged = known(path, gpu).merged(more)
+            before = known(path, gpu)
+            merged = before.merged(map(before.replaced_by, more) if newest else more)
             replace_file(path, text(merged))
         except BaseException:
             if made and os.fstat(held).st_size == len(blank.encode()):  # and not another's
@@ -166,8 +203,7 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
             fix="end that one, or give another path",
         ) from error
     except OSError as error:
-        fix = "set WARPLOOM_RECORDS_DIR, or give another path"
-        raise unwritable(path, error, fix) from error
+        raise unwritable(path, error, _ELSEWHERE) from error
     return merged
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from warploom.errors import StoreError
+from warploom.generator import json_file
 from warploom.generator.artifact import Artifact
 from warploom.generator.store_directory import (
     Counters,
@@ -96,6 +97,10 @@ class Store:
         self.kept_in_memory: dict[str, str] = {}  # kernels that no disk took, by name, and why
         self._memory = _Memory()
         self._no_directory = "it has no directory"
+        self._root = root
+        self.unusable: dict[
+            Path, str
+        ] = {}  # directories that were named, and why they are not used
         self.directory = self._open(root, writable=True) if root else None
         self._extra = [self._open(path, writable=False) for path in extra]
 
@@ -108,6 +113,33 @@ class Store:
         """
         extra = os.environ.get("WARPLOOM_CACHE_PATH", "").split(os.pathsep)
         return cls(default_root(), [Path(path) for path in extra if path])
+
+    def refuse_unusable(self, what: str) -> None:
+        """Raise StoreError, with the reason, where a directory that was named cannot be used.
+
+        Calls go on without it and compile; `what` says what else needs every directory.
+        """
+        for path, reason in self.unusable.items():
+            raise StoreError(
+                f"kernel cache {path}: {reason}",
+                rule=f"{what} needs every directory of the kernel cache",
+                fix="make it a directory that you can use, or name another one in "
+                f"{'WARPLOOM_CACHE_DIR' if path == self._root else 'WARPLOOM_CACHE_PATH'}",
+            )
+
+    def written(self, what: str) -> Directory:
+        """Return the directory that kernels are written to; StoreError if there is none.
+
+        `what` says what needs one.
+        """
+        if self.directory is None:
+            reason = self.unusable.get(self._root) if self._root else None
+            raise StoreError(
+                f"kernel cache {self._root}: {reason}" if reason else "a store in memory only",
+                rule=f"{what} needs a directory that kernels last in",
+                fix="set WARPLOOM_CACHE_DIR to a directory that you can write to",
+            )
+        return self.directory
 
     def get(self, key: str) -> Artifact | None:
         """Return the verified artifact of `key`, or None."""
@@ -238,6 +270,7 @@ class Store:
         try:
             return Directory(path, self.counters, writable=writable)
         except OSError as error:
+            self.unusable[path] = json_file.reason(error)
             if writable:
                 self._no_directory = _unwritable(path, error)
             warn_once(
@@ -260,7 +293,7 @@ def _write(directory: Directory, record: Record, cubin: bytes) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> str:
-    return f"kernel store {path} cannot be written ({error.strerror or error})"
+    return f"kernel store {path} cannot be written ({json_file.reason(error)})"
 
 
 def _degraded(reason: str) -> str:

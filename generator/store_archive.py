@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from warploom.atomic_file import replacing
 from warploom.errors import StoreError
+from warploom.generator import json_file
 from warploom.generator.store import Store
 from warploom.generator.store_directory import Directory
 from warploom.generator.store_record import MAX_CUBIN_BYTES, SCHEMA, Record, pack
@@ -51,8 +52,10 @@ class Manifest(BaseModel):
 def export(store: Store, path: Path) -> int:
     """Write every kernel that `store` can read to a tar at `path`; return how many.
 
-    The file appears whole or not at all. StoreError if it cannot be written.
+    The file appears whole or not at all. StoreError if it cannot be written, or if a directory of
+    the store cannot be used: an archive without its kernels would look like that of an empty store.
     """
+    store.refuse_unusable("an export")
     if path.exists() and not path.is_file():
         raise StoreError(
             f"{path} exists, and is not a file",
@@ -67,7 +70,7 @@ def export(store: Store, path: Path) -> int:
             kernels = _fill(archive, store)
     except OSError as error:
         raise StoreError(
-            f"{path}: {error.strerror or error}",
+            f"{path}: {json_file.reason(error)}",
             rule="an export needs a directory that can be written to, and free space",
             fix="name another path",
         ) from error
@@ -81,20 +84,15 @@ def import_(store: Store, path: Path) -> int:
     links, unexpected or repeated names, sizes past the limit, hashes that differ, missing members.
     Its kernels are run later, so it must come from someone whose programs one would run.
     """
-    if store.directory is None:
-        raise StoreError(
-            "a store in memory only",
-            rule="an import needs a directory to last in",
-            fix="set WARPLOOM_CACHE_DIR to a directory that you can write to",
-        )
+    directory = store.written("an import")
     try:
         with open(path, "rb", opener=_open_at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise ValueError("is no regular file")
-            return _install(stream, *_verified(stream), store.directory)
+            return _install(stream, *_verified(stream), directory)
     except OSError as error:
         raise StoreError(
-            f"{path}: {error.strerror or error}",
+            f"{path}: {json_file.reason(error)}",
             rule="an import reads the archive and writes the store",
             fix="check the path, and the free space of the kernel cache",
         ) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warploom.errors import StoreError
+from warploom.generator import json_file
 from warploom.generator.store import Store
 from warploom.generator.store_directory import ROOMS, Directory, size
 
@@ -51,13 +52,7 @@ def collect(
     Bytes are those of records and compressed cubins. StoreError if the store has no directory, a
     limit is negative or not finite, or a file cannot be removed.
     """
-    directory = store.directory
-    if directory is None:
-        raise StoreError(
-            "a store in memory only",
-            rule="there is a directory to collect only where the store has one",
-            fix="set WARPLOOM_CACHE_DIR to the store's directory",
-        )
+    directory = store.written("a collection")
     for name, limit in (("max_bytes", max_bytes), ("older_than", older_than)):
         if limit is not None and not 0 <= limit < math.inf:
             raise StoreError(
@@ -73,7 +68,7 @@ def collect(
                 shutil.rmtree(path)
     except OSError as error:
         raise StoreError(
-            f"{directory.path}: {error}",
+            f"{error.filename or directory.path}: {json_file.reason(error)}",
             rule="a collection removes files",
             fix="check the permissions of the store",
         ) from error

@@ -10,6 +10,7 @@ A file that fails verification goes to quarantine/, is logged once, and counts a
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -86,7 +87,7 @@ class Directory:
         if writable:
             make_directory(path)
         if not path.is_dir():
-            raise NotADirectoryError(f"{path} is not a directory")
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         refuse_shared(path, [path / room for room in (*ROOMS, "quarantine")], owned=writable)
         self._owner = path.stat().st_uid
 

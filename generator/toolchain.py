@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from warploom.errors import ToolchainError
+from warploom.generator import json_file
 from warploom.generator.toolchain_files import Component, Stamp, identity
 
 __all__ = ["CCCL_VERSIONS", "NVRTC_VERSION", "Component", "Toolchain", "find"]
@@ -50,7 +51,7 @@ class Toolchain:
             return cls(components, identity(components, stamps), tuple(stamps))
         except OSError as error:
             raise ToolchainError(
-                f"{error.filename}: {error.strerror}",
+                f"{error.filename}: {json_file.reason(error)}",
                 rule="every file of the toolchain must be readable",
                 fix="pip install --force-reinstall its wheel, or chmod it",
             ) from error

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 COMMAND = [sys.executable, "-P", "-m", __name__]  # what a worker runs
 END = "\n"  # in place of a request: the last. A forked child of the caller may keep the pipe open.
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # which others send
 ENDING = 60.0  # seconds for a process to end that has closed its output
 LIMIT_SECONDS = 600.0  # for one kernel: the slowest take a minute on a busy machine
 
@@ -54,8 +55,14 @@ class Worker:
             return _artifact(fields["artifact"])
         if "toolchain" in fields:
             raise ToolchainError(**fields["toolchain"])
-        log = fields.get("log") or f"error: the compiling process {self._end(reply, late=late)}"
-        raise CompilationError(name, log=log, source=source)
+        if log := fields.get("log"):
+            raise CompilationError(name, log=log, source=source)
+        ended, lost = self._end(reply, late=late)
+        log = f"error: the compiling process {ended}"
+        raise CompilationError(name, log=log, source=source, lost=lost)
+
+    def abandon(self) -> None:
+        """Do nothing: a kernel takes seconds, and is in the store then."""
 
     def stop(self) -> None:
         """End the process, which must be idle."""
@@ -89,8 +96,11 @@ class Worker:
             limit.join()  # it may be killing the process, which then compiles nothing further
         return reply, late.is_set()
 
-    def _end(self, reply: str, *, late: bool) -> str:
-        """Put away a process that gave no good reply; return what became of it."""
+    def _end(self, reply: str, *, late: bool) -> tuple[str, bool]:
+        """Put away a process that gave no good reply; return what became of it.
+
+        And whether it was ended from outside, as where memory runs out: its kernel may be sound.
+        """
         process = cast("subprocess.Popen[str]", self._process)
         self._process = None
         if reply.endswith("\n"):
@@ -100,11 +110,12 @@ class Worker:
         except subprocess.TimeoutExpired:  # it has closed its output, and does not end
             process.kill()
             process.communicate()
+            return f"ended with {ending(process.returncode)}", False
         if late:
-            return f"was stopped after {LIMIT_SECONDS:g} s"
+            return f"was stopped after {LIMIT_SECONDS:g} s", False
         if reply.endswith("\n"):
-            return f"gave no reply but {reply[:80]!r}"
-        return f"ended with {ending(process.returncode)}"
+            return f"gave no reply but {reply[:80]!r}", False
+        return f"ended with {ending(process.returncode)}", -process.returncode in KILLS
 
 
 class Compiling(Protocol):
@@ -112,6 +123,10 @@ class Compiling(Protocol):
 
     def compile(self, source: str, *, name: str, arch: str) -> Artifact:
         """Compile as `nvrtc.compile` does."""
+        ...
+
+    def abandon(self) -> None:
+        """Be told that nobody wants what it compiles, before `stop`; it need not do anything."""
         ...
 
     def stop(self) -> None:
@@ -146,6 +161,8 @@ class WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.abandon()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             worker.stop()

@@ -31,6 +31,7 @@ import gpu_records  # noqa: E402
 
 from warploom.atomic_file import beside, replace_file  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
+from warploom.generator import json_file  # noqa: E402
 from warploom.generator.artifact import Artifact  # noqa: E402
 from warploom.generator.build import build_many  # noqa: E402
 from warploom.generator.space import expand_file  # noqa: E402
@@ -133,7 +134,9 @@ def require_place(file: Path) -> None:
         with beside(file):
             pass
     except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error.strerror}.") from error
+        raise click.ClickException(
+            f"{file} cannot be written: {json_file.reason(error)}."
+        ) from error
 
 
 def put(artifacts: Iterable[Artifact], store: Store) -> None:

@@ -8,11 +8,12 @@ result; and, by itself, what ranking the spaces took before.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+import click
 
 from warploom.generator.families import family
 from warploom.generator.gpus import DEFAULT
@@ -66,9 +67,10 @@ class Simulated:
         """Nothing is to be ended."""
 
 
-def main() -> None:
-    """Tune the cells of one model, and print what that took."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 64
+@click.command()
+@click.argument("count", metavar="[GPUS]", type=click.IntRange(min=1, max=1024), default=64)
+def main(count: int) -> None:
+    """Tune the cells of one model on so many GPUs, and print what that took."""
     listed = problems(ROOT / "configs" / "gemm" / "space.yaml", model="llama3-8b")
     here = {"gemm": environment(DeviceLimits(KIND.multiprocessors, KIND.gpu, "13.0"), "gemm")}
     gpus = {f"node{index // 8}/{index % 8}": Simulated() for index in range(count)}

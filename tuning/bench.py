@@ -6,8 +6,11 @@ is the one that calls run, held against float64; baselines are held against its 
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -68,6 +71,31 @@ def measured(
         ) from error
 
 
+def sound(cell: Cell) -> Cell:
+    """Return a cell in which an error that is no number is infinite, so that it counts as wrong.
+
+    NaN is not greater than a bound, and JSON has none: a document would take it for unchecked.
+    """
+    entries = [
+        replace(one, error_share=math.inf) if math.isnan(one.error_share or 0) else one
+        for one in cell.entries
+    ]
+    return replace(cell, entries=tuple(entries))
+
+
+def ratio(cell: Cell) -> float | None:
+    """Return the time of the fastest baseline divided by Warploom's; None unless both are right.
+
+    A kernel that computes nothing is fast, and its time is compared with none.
+    """
+    return cell.ratio if cell.entries[0].right else None
+
+
+def as_json(cell: Cell) -> dict[str, Any]:
+    """Return a cell as documents have it, in which a wrong result has no ratio."""
+    return {**cell.as_json(), "ratio": ratio(cell)}
+
+
 def _measured(
     operation: Operation,
     shape: Shape,
@@ -87,7 +115,7 @@ def _measured(
         )
         others = [contender(one, trial) for one in known.baselines(operation, trial)]
         problem = {"family": operation.family, "shape": str(shape)}
-        return compete(
+        cell = compete(
             problem_text(operation, shape),
             problem,
             [ours, *others],
@@ -95,3 +123,4 @@ def _measured(
             rounds=rounds + 1,
             discarded=1,
         )
+        return sound(cell)

@@ -18,6 +18,14 @@ class Compiler(Protocol):
         ...
 
 
+def lasting(build: Future[Any]) -> bool:
+    """Whether what became of a build is the kernel's own, and would be the same at another time.
+
+    Where there is no compiler, or its node is lost, nothing is known of the kernel.
+    """
+    return build.exception() is None and not getattr(build.result(), "lost", False)
+
+
 def unusable(build: Future[Any]) -> str:
     """Why what was built is no candidate; empty where it is one."""
     try:

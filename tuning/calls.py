@@ -123,9 +123,8 @@ def read(path: Path) -> list[RecordedCall]:
         try:
             found[_restored(fields)] = None
         except (WarploomError, KeyError, TypeError, AttributeError) as error:
-            told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigurationError(
-                f"{path}: call {number}: {told}",
+                f"{path}: call {number}: {json_file.reason(error)}",
                 rule="must be a call of this version's kernels",
                 fix=_FIX,
             ) from error

@@ -23,7 +23,7 @@ from warploom.errors import DeviceError, SpecificationError
 from warploom.generator import json_file
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.generator.workers import ending, search_path
+from warploom.generator.workers import KILLS, ending, search_path
 from warploom.tuning.journal import Outcome, Result, restore_result
 
 COMMAND = (sys.executable, "-P", "-m", "warploom.tuning.worker")
@@ -92,11 +92,16 @@ class Gpu(Protocol):
 
 
 class Died(Exception):
-    """The process ended or was ended; `spec` is what it was at, None where it was at none."""
+    """The process ended or was ended; `spec` is what it was at, None where it was at none.
 
-    def __init__(self, spec: str | None, outcome: Outcome, reason: str) -> None:
+    `killed` is True of a signal that others send, as a host without memory does.
+    """
+
+    def __init__(
+        self, spec: str | None, outcome: Outcome, reason: str, *, killed: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.spec, self.outcome, self.reason = spec, outcome, reason
+        self.spec, self.outcome, self.reason, self.killed = spec, outcome, reason, killed
 
 
 class GpuProcess:
@@ -119,7 +124,7 @@ class GpuProcess:
         self._starting, self._preparing, self._trying = starting, preparing, trying
         self._process: subprocess.Popen[str] | None = None
         self._lines: Queue[str | None] = Queue()
-        self._deaths = 0
+        self._deaths = self._number = 0
         self._closed = False
         self._about: About | None = None
         self._met = False  # whether the process that is there has said what it has
@@ -133,8 +138,12 @@ class GpuProcess:
         return cast("About", self._about)
 
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
-        """Return what became of every kernel of the batch; one that ends the process is marked."""
+        """Return what became of every kernel of the batch; one that ends the process is marked.
+
+        One at which it was killed is tried once more: that may have had nothing to do with it.
+        """
         results: dict[KernelSpec, Result] = {}
+        again: set[str] = set()
         left = {spec.name: spec for spec in batch.specs}
         while left and not self._closed:
             try:
@@ -144,7 +153,11 @@ class GpuProcess:
                 break
             except Died as death:
                 self._count(death, DEATHS if death.spec is not None else IDLE_DEATHS)
-                if death.spec is not None and not self._closed:
+                if death.spec is None or self._closed:
+                    continue
+                if death.killed and death.spec not in again:
+                    again.add(death.spec)
+                else:
                     spec = left.pop(death.spec)
                     results[spec] = Result(spec.schedule, death.outcome, reason=death.reason)
             except DeviceError:
@@ -171,7 +184,9 @@ class GpuProcess:
         at: str | None = None
         while True:
             match self._next(process, at, self._trying if at else self._preparing):
-                case {"trying": name} if name is None or name in left:
+                case {"trying": None}:
+                    at = None
+                case {"trying": str(name)} if name in left:
                     at = name
                 case {"illegal": str(reason)}:
                     raise Died(at, "illegal", reason)
@@ -181,7 +196,10 @@ class GpuProcess:
                     raise Died(at, "illegal", f"the measuring process said {reprlib.repr(other)}")
 
     def _send(self, request: Mapping[str, Any]) -> subprocess.Popen[str]:
-        """Ask the process, which is started first where there is none."""
+        """Ask the process, which is started first where there is none.
+
+        Requests have numbers, which all that is said in answer repeats.
+        """
         if self._process is None:
             self._launch()
         if not self._met:
@@ -189,25 +207,37 @@ class GpuProcess:
         process = self._process
         if process is None:  # closed meanwhile
             raise Died(None, "illegal", "the measuring process was ended")
+        self._number += 1
         with suppress(OSError):  # where it has died, its missing answer tells
             stdin = cast("IO[str]", process.stdin)
-            stdin.write(json.dumps(request) + "\n")
+            stdin.write(json.dumps({**request, "number": self._number}) + "\n")
             stdin.flush()
         return process
 
     def _next(self, process: subprocess.Popen[str], at: str | None, limit: float) -> object:
-        """Return the JSON value that comes next, or the line that is none."""
-        try:
-            line = self._lines.get(timeout=limit)
-        except Empty:
-            reason = f"no answer for {limit:g} seconds"
-            raise Died(at, "timeout", reason) from None
-        if line is None or not line.endswith("\n"):
-            raise Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
-        try:
-            return json_file.parse(line.encode())
-        except ValueError:
-            return line
+        """Return the JSON value that comes next, or the line that is none.
+
+        What answers an earlier request is left out: that was answered already, and the same kernels
+        may be asked for again.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=limit)
+            except Empty:
+                reason = f"no answer for {limit:g} seconds"
+                raise Died(at, "timeout", reason) from None
+            if line is None or not line.endswith("\n"):
+                reason = f"the measuring process ended with {_ending(process)}"
+                killed = -(process.returncode or 0) in KILLS
+                raise Died(at, "illegal", reason, killed=killed)
+            try:
+                found: object = json_file.parse(line.encode())
+            except ValueError:
+                return line
+            match found:
+                case {"number": int(number)} if number < self._number:
+                    continue
+            return found
 
     def _count(self, death: Died, most: int) -> None:
         """End what is left of the process; DeviceError where it died so often in a row."""
@@ -304,7 +334,15 @@ def _result(spec: KernelSpec, told: Any) -> Result:  # noqa: ANN401 (parsed JSON
 def visible(count: int) -> list[str]:
     """The first `count` GPUs as CUDA_VISIBLE_DEVICES names them, of those that are visible now."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = [name.strip() for name in given.split(",") if name.strip()] if given else None
+    listed = None
+    if given is not None:  # that is empty hides all of them; one that is named twice is one
+        listed = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if listed == []:
+        raise DeviceError(
+            f"no GPU: CUDA_VISIBLE_DEVICES is {given!r}",
+            rule="it hides all of them",
+            fix="unset it; `warploom doctor` checks the machine",
+        )
     if listed is not None and count > len(listed):
         raise DeviceError(
             f"--gpus {count}",

@@ -32,6 +32,7 @@ from warploom.generator.records import (
 from warploom.generator.restore import restore
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation, Schedule
+from warploom.printable import brief
 
 SCHEMA = 1
 MAXIMUM_BYTES = 1 << 30  # a sweep of a thousand schedules has half a megabyte a problem
@@ -123,12 +124,16 @@ class Journal:
         self.entries += entries
 
     def known(self, operation: Operation, shape: Shape, here: Environment) -> list[Result]:
-        """The results of a problem in this environment, in the order in which they came."""
+        """The results of a problem in this environment, in the order in which they came.
+
+        Those that memory was missing for are left out: other programs may have had it.
+        """
         return [
             entry.result
             for entry in self.entries
             if (entry.operation, entry.shape) == (operation, shape)
             and not entry.environment.differences(here)
+            and not _passing(entry.result)
         ]
 
     def close(self) -> None:
@@ -147,6 +152,14 @@ class Journal:
             fix = "free some space, and give the same command again: what was measured is kept"
             raise unwritable(self.path, error, fix) from error
         self._whole += len(lines)
+
+
+def _passing(result: Result) -> bool:
+    """Whether a failure tells of the GPU's or the host's memory, and not of the kernel."""
+    words = result.reason.lower().replace("_", " ")
+    return result.outcome in ("launch error", "illegal") and (
+        "out of memory" in words or "ended with sigkill" in words
+    )
 
 
 def read(path: Path) -> list[Entry]:
@@ -244,9 +257,8 @@ def _read(path: Path) -> tuple[list[Entry], int]:
             elif fields["schema"] != SCHEMA:
                 raise ValueError(f"schema {fields['schema']}, this version reads {SCHEMA}")
         except (ValueError, KeyError, TypeError, AttributeError, WarploomError) as error:
-            told = f"no {error}" if isinstance(error, KeyError) else error
             raise RecordsError(
-                f"{path}:{number}: {told}",
+                f"{path}:{number}: {json_file.reason(error)}",
                 rule="a journal must be one JSON object to a line, as `warploom tune` writes it",
                 fix="move it away, or pass another --journal; the file was not changed",
             ) from error
@@ -283,6 +295,20 @@ def _entry(fields: dict[str, Any]) -> Entry:
     environment = restore(Environment, dict(fields.pop("environment")))
     schedule = restore(family(operation.family).schedule, fields.pop("schedule"))
     return Entry(operation, shape, environment, restore_result(schedule, fields))
+
+
+def checked(schedule: Schedule, result: object) -> Result:
+    """Return the result that a GPU of a fleet gave; SpecificationError if it is none of a schedule.
+
+    What comes from a process of this host is restored from JSON, which checks as much.
+    """
+    if not isinstance(result, Result) or result.schedule != schedule:
+        told = brief(result)
+        raise SpecificationError(told, rule="must be the result of the schedule that was measured")
+    fields = _values(result)
+    del fields["schedule"]
+    restore_result(schedule, fields)
+    return result
 
 
 def restore_result(schedule: Schedule, fields: Any) -> Result:  # noqa: ANN401 (parsed JSON)

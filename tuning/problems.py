@@ -83,7 +83,7 @@ def shapes_of(
     """Return the shapes that are given, each once, or the cells of an operation."""
     known = family(operation.family)
     if shapes:
-        return list(dict.fromkeys(known.parse_shape(operation, written) for written in shapes))
+        return list(dict.fromkeys(known.read_shape(operation, written) for written in shapes))
     return list(dict.fromkeys(known.cells(operation, model, rows)))
 
 

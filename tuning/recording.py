@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from warploom.arguments import shown
 from warploom.errors import ConfigurationError, ProblemError
+from warploom.generator import json_file
 from warploom.runtime.families import every
 from warploom.runtime.plan import Plan, heard
 from warploom.tuning.autotune.engine import ENGINE
@@ -109,7 +110,7 @@ class Recording(ContextDecorator):
             write(self.path, self.calls)
         except OSError as failure:
             if error is not None:  # which the program should see, not this
-                logger.warning("recording: %s: %s", self.path, failure.strerror or failure)
+                logger.warning("recording: %s: %s", self.path, json_file.reason(failure))
                 return
             raise _unwritable(self.path, failure) from failure
 
@@ -139,7 +140,7 @@ def _require_writable(path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"{path}: {error.strerror or error}",
+        f"{path}: {json_file.reason(error)}",
         rule="must be a file in a directory that exists and can be written",
         fix="make the directory first, or give another path",
     )

@@ -20,7 +20,7 @@ from warploom.generator.model import Constants
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.account import Account, Ended, Progress
-from warploom.tuning.builds import Compiler, unusable
+from warploom.tuning.builds import Compiler, lasting, unusable
 from warploom.tuning.fleet.agreement import agreed, unconfirmed, works
 from warploom.tuning.fleet.members import Fleet, Member, Results
 from warploom.tuning.gpu import Batch
@@ -243,14 +243,18 @@ class Tuner:
         return next(chain(to_confirm, own, others), None)
 
     def _batch(self, task: _Task) -> Batch | None:
-        """What of a task's kernels was built; what was not is reported at once."""
+        """What of a task's kernels was built; what was not is reported at once.
+
+        The journal has it only if it says something of the kernel: the next run tries the others.
+        """
         failed: dict[KernelSpec, Result] = {}
         for spec, build in task.builds.items():
             if reason := unusable(build):
                 failed[spec] = Result(spec.schedule, "compile error", reason=reason)
         specs = tuple(spec for spec in task.builds if spec not in failed)
         if failed:
-            self._account.note(task.problem, failed)
+            known = {spec: one for spec, one in failed.items() if lasting(task.builds[spec])}
+            self._account.note(task.problem, known)
             if task.search.stage != "final":
                 task.search.report(failed)
         if not specs:

@@ -245,8 +245,10 @@ def serve(
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
+    number: dict[str, int] = {}  # of the request that is being answered
+
     def say(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
+        replies.write(json.dumps({**message, **number}) + "\n")
         replies.flush()
 
     try:
@@ -260,7 +262,9 @@ def serve(
     with torch.no_grad():
         for line in requests:
             try:
-                reply = worker.reply(json.loads(line))
+                request = json.loads(line)
+                number["number"] = request.pop("number")
+                reply = worker.reply(request)
             except GpuLost as lost:
                 say({"illegal": str(lost)})
                 os._exit(1)  # its context is gone, and ending it properly would use it

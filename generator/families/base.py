@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType, ModuleType
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, get_args
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.errors import ProblemError
-from warploom.generator import rules
+from warploom.generator import names, rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Table
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
@@ -23,9 +24,13 @@ from warploom.generator.models import Model
 from warploom.generator.parameters import ParameterBlock
 from warploom.generator.shapes import Work, extents_of
 from warploom.generator.specification import KernelSpec
+from warploom.suggestions import suggestion
 
 ProblemT = TypeVar("ProblemT", default=Any)
 
+# Shapes as tables print them: several GEMMs, and each size of the others.
+_COUNTED = re.compile(r"(\d+) of (\S+)")
+_NAMED = re.compile(r"([a-z_]+)=?(\d+)")
 _LEGAL = 1024  # operations remembered of each family
 
 
@@ -166,8 +171,62 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 
         Where the family says nothing, its extents have an x between them.
         """
-        names = [one.name for one in fields(self.shape)]
-        return self.shape(**extents_of(text, [names], self.name))
+        sizes = [one.name for one in fields(self.shape)]
+        return self.shape(**extents_of(text, [sizes], self.name))
+
+    def read_shape(self, operation: OperationT, text: str) -> ShapeT:
+        """The shape that `text` is, as `parse_shape` reads it or as tables print it.
+
+        Tables print a problem as its operation and its shape: sizes by name, as `batch4 heads32`,
+        or of GEMMs `4096x6144x4096` and `16 of 4096x6144x4096`. The operation may be left out.
+
+        Args:
+            operation: What the shape is of.
+            text: The shape, of one problem.
+
+        Returns:
+            The shape, for which `str` gives what tables print.
+
+        Raises:
+            ProblemError: It is no shape of the operation; the error names what is wrong.
+        """
+        text = text.strip().removeprefix(f"{self.name}_{names.full(operation)} ")
+        if counted := _COUNTED.fullmatch(text):
+            return self.parse_shape(operation, "x".join(counted.groups()))
+        words = [_NAMED.fullmatch(word) for word in text.split()]
+        found = [word.groups() for word in words if word]
+        if not found or len(found) < len(words):
+            return self.parse_shape(operation, text)
+        given = [name for name, _ in found]
+        known = [one.name for one in fields(self.shape)]
+        for name in given:
+            if name not in known or given.count(name) > 1:
+                raise ProblemError(
+                    f"shape {text!r}: {name!r}",
+                    rule=f"a size of {self.name} must be one of {', '.join(known)}, once",
+                    fix=suggestion(name, known) or "leave it out",
+                )
+        absent = dict.fromkeys(self.shape.optional, 0)
+        absent |= {
+            one.name: one.default for one in fields(self.shape) if one.default is not MISSING
+        }
+        needed = [name for name in known if name not in absent]
+        if missing := [name for name in needed if name not in given]:
+            raise ProblemError(
+                f"shape {text!r}: no {missing[0]}",
+                rule=f"a shape of {self.name} must have {' '.join(needed)}",
+                fix=f"add {missing[0]}NUMBER",
+            )
+        sizes = extents_of("x".join(number for _, number in found), [given], self.name)
+        shape = self.shape(**absent | sizes)
+        self.refuse_shape(operation, shape)
+        return shape
+
+    def refuse_shape(self, operation: OperationT, shape: ShapeT) -> None:
+        """Raise ProblemError for a shape whose sizes, each by its name, the operation cannot have.
+
+        Where the family says nothing, it can have any.
+        """
 
     def cells(
         self, operation: OperationT, model: str | None, rows: Sequence[int]
@@ -184,8 +243,8 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 
     def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
         """The extents of the problem of a benchmark's result; None where it says too little."""
-        names = [one.name for one in fields(self.shape)]
-        return {name: problem[name] for name in names} if {*names} <= problem.keys() else None
+        sizes = [one.name for one in fields(self.shape)]
+        return {name: problem[name] for name in sizes} if {*sizes} <= problem.keys() else None
 
     def work(self, operation: OperationT, shape: ShapeT) -> Work | None:
         """What a problem asks of any kernel, for a roofline; None where the family does not say."""
@@ -208,8 +267,8 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 _REQUIRED = ("operation", "schedule", "shape", "schedule_reasons", "parameters", "launches")
 _METHODS = (
     *("operation_reasons", "schedule_reasons", "complete", "tailored", "layout", "parameters"),
-    *("context", "launches", "workspaces", "parse_shape", "cells", "of_model", "extents_of_cell"),
-    *("seconds", "work"),
+    *("context", "launches", "workspaces", "parse_shape", "refuse_shape", "cells", "of_model"),
+    *("extents_of_cell", "seconds", "work"),
 )
 _FOLDERS = __name__.rpartition(".")[0] + "."
 

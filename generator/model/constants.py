@@ -106,9 +106,8 @@ def read(path: Path) -> Constants:
         families = {name: _family(entry) for name, entry in document["families"].items()}
         return Constants(document["gpu"], document["multiprocessors"], families)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        told = json_file.reason(error) if isinstance(error, OSError) else error
         raise RecordsError(
-            f"{path}: {told}",
+            f"{path}: {json_file.reason(error)}",
             rule="a file of constants must be what `warploom records fit` writes",
             fix="move it away, and fit again",
         ) from error

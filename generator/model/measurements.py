@@ -36,9 +36,8 @@ def of_results(path: Path) -> tuple[str, list[Measurement]]:
             if (measured := _measurement(cell["problem"], entry, count))
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SpecificationError) as error:
-        told = json_file.reason(error) if isinstance(error, OSError) else error
         raise RecordsError(
-            f"{path}: {told}",
+            f"{path}: {json_file.reason(error)}",
             rule="measurements come from journals, records and results of the benchmarks",
             fix="give one of these, measured on a GPU",
         ) from error

@@ -78,12 +78,17 @@ class ToolchainError(WarploomError):
 
 
 class CompilationError(WarploomError):
-    """NVRTC rejected a source; the first error is the message, the rest hangs on the object."""
+    """NVRTC rejected a source; the first error is the message, the rest hangs on the object.
+
+    `lost` is True where nobody answered, as of a node that is gone: then it says nothing of the
+    kernel.
+    """
 
     exit_code = 2
 
-    def __init__(self, name: str, *, log: str, source: str) -> None:
+    def __init__(self, name: str, *, log: str, source: str, lost: bool = False) -> None:
         self.name = name
+        self.lost = lost
         self.log = log
         self.source = source
         lines = log.splitlines()

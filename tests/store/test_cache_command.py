@@ -76,6 +76,34 @@ def test_export_and_import_move_kernels(
     assert "export it again" in result.stderr
 
 
+@pytest.mark.parametrize("variable", ["WARPLOOM_CACHE_DIR", "WARPLOOM_CACHE_PATH"])
+def test_an_export_of_an_unusable_directory_fails_instead_of_writing_an_empty_archive(
+    variable: str, stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It exited with 0 and "kernels 0", so that a deployment without its kernels looked whole."""
+    path, file = tmp_path / "kernels.tar", tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv(variable, str(file))
+    result = invoke("export", path)
+    assert result.exit_code == 1
+    assert f"{file}: " in result.stderr and f"another one in {variable}" in result.stderr
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", ["import", "gc"])
+def test_what_writes_to_an_unusable_directory_names_it_and_the_reason(
+    command: str, stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They said "a store in memory only", which nobody had asked for."""
+    path, file = tmp_path / "kernels.tar", tmp_path / "file"
+    assert invoke("export", path).exit_code == 0
+    file.touch()
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(file))
+    result = invoke(command, *[path] * (command == "import"))
+    assert result.exit_code == 1
+    assert f"{file}: Not a directory" in result.stderr and "WARPLOOM_CACHE_DIR" in result.stderr
+
+
 def test_the_help_of_import_says_that_it_is_trusting() -> None:
     assert "Importing is trusting" in invoke("import", "--help").stdout
 

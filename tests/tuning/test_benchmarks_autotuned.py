@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -79,10 +79,9 @@ def test_what_was_found_is_told_and_goes_to_no_file_of_the_users(
     assert not Path(tuning.folder).exists()
     assert sorted(tuning.calls) == ["one", "one", "two", "two"]
     assert asked.before == {"one": "old"}
-    entries = [
-        [{"contender": "warploom", "seconds": 2e-6}, {"contender": BEFORE, "seconds": 2.5e-6}],
-        *[[{"contender": "warploom", "seconds": 2e-6}]] * 2,
-    ]
+    now: dict[str, Any] = {"contender": "warploom", "seconds": 2e-6, "error_share": 0.5}
+    before = {**now, "contender": BEFORE, "seconds": 2.5e-6}
+    entries = [[now, before], [now], [now]]
     cells = [
         {"name": one.name, "problem": one.problem, "entries": times}
         for one, times in zip(noted, entries, strict=True)
@@ -100,3 +99,6 @@ def test_what_was_found_is_told_and_goes_to_no_file_of_the_users(
     told = autotuned.summary(cells)
     assert (told["problems"], told["tuned"], told["changed"]) == (2, 2, 1)
     assert told["gained"] == pytest.approx(1.25**0.5)
+    # A wrong result gains nothing, however fast it is.
+    cells[0]["entries"] = [{**now, "error_share": 2.0}, before]
+    assert autotuned.table(cells)[0][4] is None and autotuned.summary(cells)["gained"] == 1.0

@@ -6,6 +6,8 @@ GPUs here answer at once; the processes speak the worker's protocol.
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from warploom.errors import DeviceError
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.contest import Cell, Entry
 from warploom.runtime.measure import Call
+from warploom.tuning.fleet import cells
 from warploom.tuning.fleet.cells import DEATHS, CellProcess
 from warploom.tuning.fleet.members import FAILURES, Fleet
 from warploom.tuning.problems import Problem
@@ -104,6 +107,46 @@ def test_a_cell_that_ends_two_processes_is_absent_with_the_reason(listed: list[P
     assert len(alone) == 6
 
 
+def without_contenders(name: str) -> dict[str, Any]:
+    told = answer(name)
+    return {**told, "cell": {**told["cell"], "entries": []}}
+
+
+def timed(name: str, seconds: object) -> dict[str, Any]:
+    told = answer(name)
+    told["cell"]["entries"][0]["seconds"] = seconds
+    return told
+
+
+GARBAGE: dict[str, Callable[[str], Any]] = {
+    "None": lambda name: None,
+    "a list": lambda name: [name],
+    "no cell": lambda name: {"state": {}},
+    "no state": lambda name: {"cell": answer(name)["cell"]},
+    "another case": lambda name: answer("bf16 1x1x1"),
+    "another field": lambda name: {"cell": {**answer(name)["cell"], "entries": [{"us": 1}]}},
+    "no contenders": without_contenders,
+    "a time of NaN": lambda name: timed(name, math.nan),
+    "a time of 0": lambda name: timed(name, 0.0),
+    "a time that is none": lambda name: timed(name, "fast"),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_an_answer_that_is_no_case_is_a_failure_of_its_gpu(
+    garbage: str, listed: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the run, or stood in the document."""
+    gpus = {name: Measures(listed=listed) for name in ("bad", "good")}
+    monkeypatch.setattr(gpus["bad"], "cell", lambda asked: GARBAGE[garbage](asked["name"]))
+    found, said, _ = measured(gpus)
+    assert [cell.name for _, cell in sorted(found, key=lambda one: one[0])] == [
+        case.name for case in cases()
+    ]
+    assert all(cell.ratio == 2 for _, cell in found)
+    assert all(one.startswith("GPU bad: ") for one in said) and gpus["bad"].closed
+
+
 def test_who_stops_in_the_middle_ends_all_that_measures(listed: list[Problem]) -> None:
     gpus = {name: Measures(listed=listed) for name in "ab"}
     members = Fleet(KIND, gpus)
@@ -138,6 +181,24 @@ def test_a_document_has_its_cells_in_their_places_after_each(tmp_path: Path) -> 
     found = read(tmp_path / "found.json")
     assert [cell["name"] for cell in found["cells"]] == ["cell 0", "cell 2", "cell 4"]
     assert len(found["states"]) == 3
+
+
+def test_records_that_cannot_be_read_are_left_out_and_damaged_ones_are_sent_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte that is not UTF-8 was a traceback, and a pipe was read without end."""
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path))
+    (tmp_path / "good.json").write_text("{}")
+    (tmp_path / "damaged.json").write_bytes(b"\xff{")
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    found, _ = cells.deciding()
+    assert found == {"good.json": b"{}", "damaged.json": b"\xff{"}
+    monkeypatch.setenv("WARPLOOM_RECORDS", "")  # which a process on a node sets
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path / "folder.json"))
+    monkeypatch.setattr(cells, "CellProcess", lambda visible: visible)
+    cells.cell_process(found, "")
+    assert (tmp_path / "folder.json" / "damaged.json").read_bytes() == b"\xff{"
 
 
 # ---- The process that measures -------------------------------------------------------------------

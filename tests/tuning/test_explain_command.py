@@ -93,6 +93,23 @@ def test_calls_of_every_operation_are_of_that_operation(name: str) -> None:
     assert seen or name not in (*shapes, "gemm", "mixed_gemm")
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "shape"),
+    [
+        ("gemm", "batched=true", "2x64x128x256"),
+        ("attention_forward", "dim=64,mask=window", "1x4x2x256:window=64"),
+    ],
+)
+def test_the_problem_that_a_command_prints_is_taken_by_shapes(
+    name: str, fields: str, shape: str
+) -> None:
+    """ "2 of 64x128x256" and "batch1 heads4 ..." were refused: no shape."""
+    (found,) = explained(name, "--set", fields, "--shapes", shape)
+    _, _, printed = found["problem"].partition(" ")
+    for text in (printed, found["problem"]):
+        assert explained(name, "--set", fields, "--shapes", f" {text},") == [found]
+
+
 def test_a_vector_of_one_scale_is_explained_in_both_ways() -> None:
     how = ["--set", "a=e4m3,b=e4m3", "--epilogue", "scale:row,scale:column"]
     assert len(explained("gemm", "--shapes", "1x4096x4096", *how)) == 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -91,6 +93,43 @@ def test_what_a_hanging_gpu_was_at_goes_to_one_that_joined_and_counts_once(
     assert found.picks == local.picks and measured(found) == measured(local)
 
 
+def raising(batch: Batch, found: Results) -> Results:
+    raise RuntimeError("no such thing")
+
+
+def each(**fields: Any) -> Callable[[Batch, Results], Results]:
+    """What changes these fields of all results."""
+    return lambda batch, found: {spec: replace(one, **fields) for spec, one in found.items()}
+
+
+GARBAGE: dict[str, Any] = {
+    "None": lambda batch, found: None,
+    "a list": lambda batch, found: [1],
+    "words": lambda batch, found: dict.fromkeys(found, "correct"),
+    "times of NaN": each(seconds=math.nan),
+    "relative times of NaN": each(relative=math.nan),
+    "negative times": each(seconds=-1.0),
+    "no times": each(seconds=None),
+    "another outcome": each(outcome="fine"),
+    "no schedules": each(schedule=None),
+    "an exception": raising,
+}
+
+
+@pytest.mark.parametrize("examined", [False, True])
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_an_answer_that_is_none_is_a_failure_of_its_gpu(
+    garbage: str, examined: bool, listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """None had the batch measured for ever; others ended the run, or became the record."""
+    options = {"anchor": anchor_of(listed[0])} if examined else {}
+    gpus = {"bad": Fake(listed, lies=GARBAGE[garbage]), "good": Fake(listed)}
+    found = run(listed, tmp_path, gpus, **options)
+    (said,) = found.said
+    assert said.startswith("GPU bad: ") and gpus["bad"].closed
+    assert found.picks == local.picks and measured(found) == measured(local)
+
+
 def test_one_that_answers_for_half_of_a_batch_gives_it_back(
     listed: list[Problem], local: Run, tmp_path: Path
 ) -> None:
@@ -103,6 +142,17 @@ def test_one_that_answers_for_half_of_a_batch_gives_it_back(
     assert found.picks == local.picks and measured(found) == measured(local)
 
 
+@pytest.mark.parametrize("says", [None, 3, Condition(driver=None), Condition(others="2")])  # type: ignore[arg-type]
+def test_a_condition_that_is_none_is_a_failure_of_its_gpu(
+    says: Condition, listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    gpus = {"bad": Fake(listed), "good": Fake(listed)}
+    gpus["bad"].says = says
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    assert [said.startswith("GPU bad: ") for said in found.said] == [True]
+    assert found.picks == local.picks
+
+
 def test_a_fleet_that_has_lost_everyone_waits_for_others_and_then_ends_with_the_reason(
     listed: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +161,38 @@ def test_a_fleet_that_has_lost_everyone_waits_for_others_and_then_ends_with_the_
         run(listed, tmp_path, {"0": Fake(listed, dies=[1])}, joining=dict)
     with pytest.raises(DeviceError, match="no NVIDIA H200 has joined"):
         run(listed, tmp_path, {}, joining=dict)
+
+
+def test_a_run_goes_on_with_the_gpus_it_has_where_their_cluster_does_not_answer(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """A head that went away ended the run, and what its GPUs had just measured was lost."""
+    asked: list[object] = []
+
+    def joining() -> Mapping[str, Fake]:
+        asked.append(None)
+        raise DeviceError("the Ray cluster: no answer")
+
+    found = run(listed, tmp_path, {"0": Fake(listed)}, joining=joining)
+    assert found.picks == local.picks and measured(found) == measured(local)
+    assert [said.split(";")[0] for said in found.said] == ["the Ray cluster: no answer"]
+    assert len(asked) == 1  # each question may take a minute
+
+
+def test_a_run_without_gpus_whose_cluster_does_not_answer_ends_with_that(
+    listed: list[Problem], tmp_path: Path
+) -> None:
+    clock = Clock()
+
+    def joining() -> Mapping[str, Fake]:
+        raise DeviceError("the Ray cluster: no answer")
+
+    def waiting() -> float:
+        clock.now += 10.0
+        return clock()
+
+    with pytest.raises(DeviceError, match="the Ray cluster: no answer"):
+        run(listed, tmp_path, {}, joining=joining, clock=waiting)
 
 
 # ---- Whom to believe -----------------------------------------------------------------------------
@@ -136,6 +218,18 @@ def test_a_gpu_that_is_not_like_its_kind_is_refused_by_name(
     assert len(gpus["node1/3"].batches) == 2  # two examinations, and no work
     assert re.search(message, said), said
     assert found.picks == local.picks
+
+
+def test_a_node_without_nvidia_smi_has_no_other_driver(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """It was refused: "it has driver , the others have 580.1"."""
+    gpus = {"silent": Fake(listed, condition=Condition()), "a": Fake(listed), "b": Fake(listed)}
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    assert found.said == [] and found.picks == local.picks
+    gpus = {name: Fake(listed, condition=Condition()) for name in "ab"}
+    found = run(listed, tmp_path / "all", gpus, anchor=anchor_of(listed[0]))
+    assert found.said == []
 
 
 def test_one_whose_anchor_is_wrong_is_refused(listed: list[Problem], tmp_path: Path) -> None:

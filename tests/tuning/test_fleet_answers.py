@@ -8,18 +8,21 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from warploom.errors import CompilationError
+from warploom.errors import CompilationError, DeviceError, ToolchainError
 from warploom.generator import build
 from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.configurations import smoke
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.store import Store, source_digest
+from warploom.generator.workers import WorkerPool
+from warploom.tuning.fleet import actor
 from warploom.tuning.fleet import cluster as clusters
 from warploom.tuning.fleet.actor import Sent
 from warploom.tuning.fleet.cluster import Cluster
@@ -37,6 +40,9 @@ class NoRay:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "one", "Alive": True, "Resources": {"CPU": 2.0}}]
 
     def remote(self, _: object) -> Any:
         def options(**_: object) -> Any:
@@ -130,6 +136,60 @@ def test_an_answer_that_is_not_whole_is_a_failed_build(
     store = Store(tmp_path / "store")
     (found,) = compiled(lambda *asked: broken(Sent.of(honest(*asked))), store)
     assert isinstance(found, CompilationError) and store.listed() == []
+
+
+def test_a_node_that_is_lost_says_nothing_of_the_kernel(tmp_path: Path) -> None:
+    """What it was compiling was a failed kernel in the journal, which no later run tried again."""
+
+    def lost(*_: str) -> object:
+        raise DeviceError("the node died")
+
+    (found,) = compiled(lost, Store(tmp_path / "store"))
+    assert isinstance(found, CompilationError) and found.lost
+    (found,) = compiled(lambda *_: "error: no such type", Store(tmp_path / "store"))
+    assert isinstance(found, CompilationError) and not found.lost
+
+
+def test_a_compiler_that_was_killed_on_a_node_says_nothing_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(*_: object, **named: str) -> object:
+        raise CompilationError(named["name"], log="error: SIGKILL", source="", lost=True)
+
+    monkeypatch.setattr(actor, "find", lambda: TOOLCHAIN)
+    monkeypatch.setattr(actor, "_workers", [SimpleNamespace(compile=killed)])
+    with pytest.raises(DeviceError, match="SIGKILL"):
+        actor.compiled("source", "kernel", "sm_90a", TOOLCHAIN.identity)
+
+
+def test_nobody_waits_for_a_busy_cluster_who_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C waited until other jobs of the cluster had left a core, whatever time that took."""
+
+    class Late(Exception):
+        """No answer yet."""
+
+    asked = Event()
+
+    def get(*_: object, **__: object) -> object:
+        asked.set()
+        raise Late
+
+    busy: Any = NoRay(lambda *_: None)
+    busy.get = get
+    busy.exceptions = SimpleNamespace(GetTimeoutError=Late, RayTaskError=KeyError, RayError=OSError)
+    with WorkerPool(2, worker=Cluster(busy, "auto").compiler) as pool:
+        found = pool.submit(lambda one: one.compile("source", name="kernel", arch="sm_90a"))
+        assert asked.wait(60)
+    error = found.exception()
+    assert isinstance(error, CompilationError) and error.lost
+
+
+def test_a_cluster_without_cores_compiles_nothing_and_says_so() -> None:
+    """A task that no node can run was waited for, without a word and without an end."""
+    ray = NoRay(lambda *_: pytest.fail("nothing is asked"))
+    ray.nodes = lambda: [{"NodeID": "one", "Alive": True, "Resources": {"GPU": 8.0}}]  # type: ignore[method-assign]
+    with pytest.raises(ToolchainError, match=r"none has a core for tasks.*--num-cpus"):
+        Cluster(ray, "auto").compile("source", "name", "sm_90a")
 
 
 def test_the_source_of_every_kernel_names_its_entries() -> None:

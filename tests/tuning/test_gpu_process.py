@@ -33,7 +33,8 @@ if "greeting" in fates:
     print(fates["greeting"], flush=True)
 say({"gpu": "NVIDIA H200", "multiprocessors": 132})
 for line in sys.stdin:
-    kernels, results = json.loads(line)["kernels"], {}
+    request = json.loads(line)
+    kernels, results, number = request["kernels"], {}, request["number"]
     say({"trying": None})
     if fates.get("preparing") == "die":
         os._exit(7)
@@ -55,10 +56,16 @@ for line in sys.stdin:
             os._exit(3)
         if fate == "real-time":
             os.kill(os.getpid(), signal.SIGRTMIN + 6)
+        if fate == "killed once" and not os.path.exists(sys.argv[0] + ".killed"):
+            open(sys.argv[0] + ".killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fate == "killed once":
+            fate = "correct"
         if fate == "torn":
             print('{"results": {"gemm', end="", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        if fate in ("hello", "[3]", "[" * 5000, '{"results": {}}', '{"trying": 3}'):
+        said = ("hello", "[3]", "[" * 5000, '{"results": {}}', '{"trying": 3}', '{"trying": [3]}')
+        if fate in said:
             print(fate, flush=True)
         results[name] = {"outcome": fate, "reason": "" if fate == "correct" else "as told"}
         if fate == "correct":
@@ -69,7 +76,12 @@ for line in sys.stdin:
             results[name] = {"outcome": "correct"}
         if fate == "word":
             results[name] = "correct"
-    say({"results": results})
+    say({"results": results, "number": number})
+    if "late" in fates:  # once more, when the next request may have been sent
+        time.sleep(fates["late"])
+        say({"trying": kernels[0], "number": number})
+        worse = {name: {**one, "seconds": 9.0} for name, one in results.items()}
+        say({"results": worse, "number": number})
 """
 
 
@@ -116,6 +128,7 @@ def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Prob
         ("[" * 5000, "illegal", "said '[[["),
         ('{"results": {}}', "illegal", "said {'results': {}}"),
         ('{"trying": 3}', "illegal", "said {'trying': 3}"),
+        ('{"trying": [3]}', "illegal", "said {'trying': [3]}"),  # which no mapping can have
         ("NaN", "launch error", "seconds nan: must be"),
         ("timeless", "launch error", "must have a time"),
         ("word", "launch error", "result 'correct': must be a mapping"),
@@ -133,6 +146,30 @@ def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
     assert found[listed[0].space[0]].seconds == 1.0
     again = gpu.measure(batch(listed[0], 1))  # and the process goes on
     assert [result.outcome for result in again.values()] == ["correct"]
+    gpu.close()
+
+
+@pytest.mark.usefixtures("silence")
+def test_a_kernel_at_which_the_process_was_killed_is_tried_once_more(
+    tmp_path: Path, listed: list[Problem]
+) -> None:
+    """A host that ran out of memory made a kernel illegal, for this run and all later ones."""
+    gpu = process(tmp_path, fates_of(listed[0], k1="killed once"))
+    found = gpu.measure(batch(listed[0]))
+    assert [one.outcome for one in found.values()] == ["correct"] * 4
+    assert (tmp_path / "worker.py.killed").exists()
+    gpu.close()
+
+
+@pytest.mark.parametrize("late", [0, 0.2])
+def test_an_answer_that_comes_twice_is_not_that_of_the_next_request(
+    tmp_path: Path, listed: list[Problem], late: float
+) -> None:
+    """Finalists are measured again: the old times were taken for the new ones."""
+    gpu = process(tmp_path, f'{{"late": {late}}}')
+    for _ in range(3):
+        found = gpu.measure(batch(listed[0]))
+        assert [(one.outcome, one.seconds) for one in found.values()] == [("correct", 1.0)] * 4
     gpu.close()
 
 
@@ -230,6 +267,12 @@ def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> Non
     assert visible(2) == ["3", "GPU-abc"]
     with pytest.raises(DeviceError, match="shows 2"):
         visible(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,3")  # two processes would disturb each other
+    with pytest.raises(DeviceError, match="shows 1"):
+        visible(2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # all are hidden, and GPU 0 was used
+    with pytest.raises(DeviceError, match="hides all of them: unset it"):
+        visible(1)
 
 
 STARTED = """

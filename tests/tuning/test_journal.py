@@ -16,7 +16,7 @@ from warploom.generator.families.gemm import GemmShape
 from warploom.generator.model.fit import Measurement
 from warploom.generator.shapes import Shape
 from warploom.tuning import journal
-from warploom.tuning.journal import Entry, Journal, Result
+from warploom.tuning.journal import Entry, Journal, Outcome, Result
 from warploom.tuning.problems import Problem
 
 
@@ -46,6 +46,29 @@ def test_entries_come_back_as_they_were(tmp_path: Path, some: list[Entry]) -> No
     assert opened.known(one.operation, one.shape, one.environment) == [e.result for e in some]
     elsewhere = replace(one.environment, nvrtc="13.1")
     assert opened.known(one.operation, one.shape, elsewhere) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "known"),
+    [
+        ("launch error", "CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("launch error", "cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY", False),
+        ("illegal", "the measuring process ended with SIGKILL", False),
+        ("illegal", "the measuring process ended with SIGSEGV", True),
+        ("launch error", "too many resources requested for launch", True),
+        ("wrong", "an error of 3 times its bound", True),
+    ],
+)
+def test_a_kernel_that_memory_was_missing_for_is_measured_by_the_next_run(
+    outcome: Outcome, reason: str, known: bool, tmp_path: Path, some: list[Entry]
+) -> None:
+    """Another program had the GPU's memory, and the kernel was never tried again."""
+    one = replace(some[0], result=Result(some[0].result.schedule, outcome, reason=reason))
+    opened = Journal(tmp_path / "journal.jsonl")
+    opened.add(one)
+    found = opened.known(one.operation, one.shape, one.environment)
+    opened.close()
+    assert found == ([one.result] if known else [])
 
 
 @pytest.mark.parametrize("lost", [1, 20, 300])

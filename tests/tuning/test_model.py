@@ -230,6 +230,22 @@ def test_damaged_constants_are_refused(tmp_path: Path, damage: str) -> None:
         files.read(path)
 
 
+@pytest.mark.parametrize("read", [files.read, of_results])
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "No such file or directory"), ("{}", "no '(schema|machine)'")]
+)
+def test_what_is_wrong_with_a_file_is_said_once_and_names_the_field_that_it_lacks(
+    read: Callable[[Path], object], content: str | None, told: str, tmp_path: Path
+) -> None:
+    """A missing field was "'schema'" alone, and each reader worded reasons for itself."""
+    path = tmp_path / "some.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RecordsError, match=told) as caught:
+        read(path)
+    assert str(caught.value).count(path.name) == 1
+
+
 def test_shipped_constants_have_every_name_of_their_model_and_are_near_what_was_measured() -> None:
     shipped = files.shipped(GPU)
     assert shipped and not any(one.fitted_on for one in shipped.families.values())

@@ -115,7 +115,7 @@ def test_several_files_of_calls_are_compiled_together(folder: Path) -> None:
     [
         ('{"calls": []}', "schema None: must be a list of calls of schema 1"),
         ('{"schema": 2, "calls": []}', "schema 2: must be a list"),
-        ('{"schema": 1, "calls": [{}]}', "call 1: 'operation' is missing"),
+        ('{"schema": 1, "calls": [{}]}', "call 1: no 'operation'"),
         ('{"schema": 1}', "no calls: must be a list of calls"),
         ('{"schema": 1, "calls": [{"oper', "must be JSON"),
         ("", "must be JSON"),

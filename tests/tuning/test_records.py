@@ -100,6 +100,47 @@ def test_of_two_records_of_one_problem_the_later_stays() -> None:
         assert [one.best.seconds for one in merged] == [5e-5]
 
 
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [
+        ("2026-11-22T09:00:00+09:00", "2026-11-22T01:00:00+00:00"),
+        ("2026-11-22T12:00:00+00:00", "2026-11-22T12:00:00.5Z"),
+        ("2026-11-22T12:00:00", "20261122T120001Z"),  # without an offset it is UTC
+        ("", "1970-01-01"),
+        ("yesterday", "2026-11-22"),
+    ],
+)
+def test_dates_are_compared_as_times_and_one_that_cannot_be_read_is_the_oldest(
+    early: str, late: str
+) -> None:
+    """As texts, a date with another offset won, and "yesterday" was later than any."""
+    old, new = record(measured=early), record(seconds=5e-5, measured=late)
+    for first, then in ((old, new), (new, old)):
+        assert list(Records(GPU, (first,)).merged([then])) == [new]
+        assert list(Records(GPU, (first, then))) == [new]
+
+
+def test_of_dates_that_cannot_be_read_the_record_that_is_merged_stays() -> None:
+    one, other = record(measured="yesterday"), record(seconds=5e-5, measured="31.12.2026")
+    assert list(Records(GPU, (one,)).merged([other])) == [other]
+    assert list(Records(GPU, (other,)).merged([one])) == [one]
+
+
+@pytest.mark.parametrize("of", ["the user", "the package"])
+def test_what_was_just_measured_is_kept_although_the_clock_ran_back(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tune --again` measured for minutes, and the file kept the old record without a word."""
+    path, came = tmp_path / "own.json", tmp_path / "came.json"
+    old = record(seconds=4e-5, measured=LATE)
+    records_file.update(path if of == "the user" else came, GPU, [old])
+    monkeypatch.setattr(records_file, "shipped", lambda _: came if came.exists() else None)
+    new = record(seconds=5e-5, measured="1970-01-01T00:00:09+00:00")
+    kept = records_file.keep(path, GPU, new)
+    assert kept == replace(new, measured=LATE) and list(records_file.read(path)) == [kept]
+    assert list(Records(GPU, (old,)).merged([kept])) == [kept]  # as calls and `merge` read it
+
+
 def test_of_a_file_that_has_a_problem_twice_the_later_is_read_wherever_it_stands(
     tmp_path: Path,
 ) -> None:

@@ -153,6 +153,17 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
     assert picks(records) == picks(whole)
 
 
+def test_records_on_a_disk_that_is_only_read_are_refused_before_anything_is_measured(
+    space: Path, sweep: Path, tmp_path: Path
+) -> None:
+    """The run ended when its first problem did, after minutes, and that was not recorded."""
+    log = tmp_path / "own.jsonl"
+    options = ("--records", "/proc/records.json", "--journal", log, "--replay", sweep)
+    done = run(space, "--shapes", ALL, *options)
+    assert done.exit_code == 1 and "/proc/records.json: cannot be written" in done.stderr
+    assert lines(log) <= 1
+
+
 # ---- Bad input -----------------------------------------------------------------------------------
 
 
@@ -383,6 +394,8 @@ def test_attention_is_both_passes(
     ("options", "message"),
     [
         (["--kind", "NVIDIA H200"], "--kind NVIDIA H200 without --ray"),
+        (["--ray", "--kind", ""], "'': must be a kind of GPU"),  # was the first one's
+        (["--ray", " "], "' ': must be an address"),
         (["--ray", "local", "--replay", "sweep.jsonl", "--records", "r.json"], "--replay with"),
         (["--ray"], "pip install 'warploom[fleet]'"),
         (["--ray", "auto"], "--ray auto: Could not connect"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from warploom.runtime.measure import (
     laps_for,
 )
 from warploom.runtime.trial import buffer_sets
+from warploom.tuning.bench import as_json, ratio, sound
 
 PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}
 FLOOR = Floor(1e-6, "flops")
@@ -129,6 +132,21 @@ def test_a_wrong_result_has_no_part_in_any_mean_and_no_rate() -> None:
     assert tables.figures(cells) == ("1.500", "1.500", "1.500")
     _, (_, row) = tables.of_cells(cells)
     assert row[2] == "wrong" and row[4:7] == ("-", "-", "wrong"), row
+
+
+def test_the_ratio_of_a_wrong_result_is_in_no_document_and_no_summary(tmp_path: Path) -> None:
+    """`Cell.ratio` of a wrong kernel of ours beside a right baseline stood in the JSON: 9.0."""
+    right = cell(1.0, 1.5)
+    ours, peer = cell(1.0, 9.0).entries
+    for share in (1.5, math.inf, math.nan):
+        wrong = sound(replace(right, entries=(replace(ours, error_share=share), peer)))
+        assert ratio(wrong) is None and wrong.verdict == "wrong"
+        record = Record(tmp_path / "some.json", "gemm", {})
+        record.add(wrong)
+        (read_back,) = read(tmp_path / "some.json")["cells"]
+        assert (read_back["ratio"], read_back["verdict"]) == (None, "wrong")
+        assert tables.figures([read_back, as_json(right)]) == ("1.500", "1.500", "1.500")
+        assert summary([as_json(wrong), as_json(right)])["geometric_mean"] == pytest.approx(1.5)
 
 
 # ---- Records -------------------------------------------------------------------------------------

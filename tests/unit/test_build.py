@@ -41,6 +41,8 @@ compile, reply = nvrtc.compile, workers._reply
 def fragile(source, **others):
     if "crash" in source:
         os.abort()
+    if "killed" in source:
+        os.kill(os.getpid(), signal.SIGKILL)
     if "strange" in source:
         os.kill(os.getpid(), signal.SIGRTMIN + 6)
     if "hang" in source:
@@ -230,6 +232,7 @@ def fragile(monkeypatch: pytest.MonkeyPatch) -> None:
     ("word", "said"),
     [
         ("crash", "ended with SIGABRT"),
+        ("killed", "ended with SIGKILL"),
         ("strange", f"ended with signal {signal.SIGRTMIN + 6}"),
         ("garbage", "gave no reply but '[]"),
     ],
@@ -240,6 +243,8 @@ def test_a_crash_of_the_compiler_fails_its_kernel_only(word: str, said: str, sto
     results = build_all(specs, store, jobs=1)
     assert [type(result) for result in results] == [Artifact, CompilationError, Artifact]
     assert f"the compiling process {said}" in str(results[1])
+    assert isinstance(results[1], CompilationError)
+    assert results[1].lost == (word == "killed")  # as where memory runs out
 
 
 @pytest.mark.usefixtures("fragile")

@@ -19,8 +19,8 @@ PACKAGES = ("generator", "runtime", "tuning", "quantization", "integrations", "s
 SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 # Lines of what is written by hand or kept: the limit, and the aim.
 BUDGET = {
-    "product": (86_800, 43_000),
-    "tests": (106_800, 55_000),
+    "product": (87_500, 43_000),
+    "tests": (107_600, 55_000),
     "emitted": (28_100, 19_000),
     "benchmarks/results": (2_000, 3_000),
 }

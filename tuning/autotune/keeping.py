@@ -31,8 +31,7 @@ class Keeping:
 
     def keep(self, gpu: str, record: Record) -> None:
         """Add a record to the file, and decide by it. RecordsError where it cannot be written."""
-        records_file.update(user_file(gpu), gpu, [record])
-        learn(gpu, [record])
+        learn(gpu, [records_file.keep(user_file(gpu), gpu, record)])
 
     def unwritable(self, error: Exception) -> str:
         """Tell once that records cannot be kept; what to say of each problem."""

@@ -127,9 +127,20 @@ class Measurer:
         return Hello(name, node, self._gpu.about, code(), python())
 
     def hold(self, *kernels: Sent) -> None:
-        """Take kernels that are to be measured. ValueError for one that is not what was sent."""
+        """Take kernels that are to be measured.
+
+        ValueError for one that is not what was sent. DeviceError where this node's disk does not
+        take it: the process that measures would not find it, and the kernel would be blamed.
+        """
         for sent in kernels:
-            self._store.put(sent.key, sent.artifact())
+            artifact = sent.artifact()
+            self._store.put(sent.key, artifact)
+            if reason := self._store.kept_in_memory.get(artifact.name):
+                raise DeviceError(
+                    reason,
+                    rule="a node must have space for the kernels that it measures",
+                    fix="free some in its folder for temporary files, or set TMPDIR there",
+                )
 
     def measure(self, number: str, batch: Batch) -> tuple[str, dict[KernelSpec, Result]]:
         """Measure a batch, once: one that is asked for again is answered from what was found."""
@@ -194,7 +205,8 @@ class NotHere:
 def compiled(source: str, name: str, arch: str, toolchain: str) -> Sent | NotHere | str:
     """Compile a source in a child process; the compiler's log where it fails.
 
-    Only the toolchain of that identity makes the machine code that was asked for.
+    Only the toolchain of that identity makes the machine code that was asked for. DeviceError where
+    the child was killed, as by a node without memory: that says nothing of the kernel.
     """
     try:
         own = find().identity
@@ -206,6 +218,8 @@ def compiled(source: str, name: str, arch: str, toolchain: str) -> Sent | NotHer
     except ToolchainError as error:
         return NotHere(_node(), str(error))
     except CompilationError as error:
+        if error.lost:
+            raise DeviceError(str(error)) from error
         return error.log
 
 

@@ -12,9 +12,11 @@ import reprlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from warploom.generator import json_file
 from warploom.generator.records_file import folder
 from warploom.generator.store import Store
 from warploom.tuning.fleet.actor import Measurer
@@ -78,15 +80,21 @@ class CellMeasurer(Measurer):
         return self._once(number, lambda: cast("CellGpu", self._gpu).cell(asked))
 
 
-def cell_process(records: Mapping[str, str], ignored: str) -> Gpu:
+def cell_process(records: Mapping[str, bytes], ignored: str) -> Gpu:
     """The process that measures cells on the GPU that its actor was given; see `deciding`."""
-    for name, text in records.items():
-        (folder() / name).write_text(text, encoding="utf-8")
+    for name, content in records.items():
+        (folder() / name).write_bytes(content)
     os.environ["WARPLOOM_RECORDS"] = ignored
     return CellProcess(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
 
 
-def deciding() -> tuple[dict[str, str], str]:
-    """This user's files of records, by name, and whether records are used: what decides calls."""
-    found = {path.name: path.read_text(encoding="utf-8") for path in folder().glob("*.json")}
+def deciding() -> tuple[dict[str, bytes], str]:
+    """This user's files of records, by name, and whether records are used: what decides calls.
+
+    A file that cannot be read is left out, as by calls here; one that is damaged is so on nodes.
+    """
+    found = {}
+    for path in folder().glob("*.json"):
+        with suppress(OSError):
+            found[path.name] = json_file.content(path)
     return found, os.environ.get("WARPLOOM_RECORDS", "")

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.errors import CompilationError, ConfigurationError, DeviceError, ToolchainError
 from warploom.generator.artifact import Artifact
@@ -26,6 +26,8 @@ from warploom.tuning.fleet.actor import NotHere, Sent, compiled
 LOCAL, AUTO = "local", "auto"  # in place of an address: this host alone, the cluster it is part of
 REACHING = 10.0  # seconds for a connection to a cluster's first node
 ASKED = 1.0  # seconds between two looks at whether an answer is still wanted
+
+Asked = TypeVar("Asked")
 
 logger = logging.getLogger(__name__)
 
@@ -95,44 +97,70 @@ class Cluster:
         self._warned = False  # of an answer that is not what was asked for
 
     def total(self, resource: str) -> int:
-        """How many of a resource the cluster has now."""
-        return int(self.ray.cluster_resources().get(resource, 0))
+        """How many of a resource the cluster has now. DeviceError where it does not answer."""
+        return int(self.told(self.ray.cluster_resources).get(resource, 0))
 
     def alive(self) -> list[dict[str, Any]]:
-        """The nodes that there are now."""
-        return [one for one in self.ray.nodes() if one["Alive"]]
+        """The nodes that there are now. DeviceError where the cluster does not answer."""
+        return [one for one in self.told(self.ray.nodes) if one["Alive"]]
+
+    def told(self, asked: Callable[[], Asked]) -> Asked:
+        """What the cluster says; DeviceError where it says nothing, as when its head is gone."""
+        try:
+            return asked()
+        except DeviceError:
+            raise
+        except Exception as error:  # those of Ray's connection are of several classes
+            raise DeviceError(
+                f"the Ray cluster at {self.address}: {type(error).__name__}: {first_line(error)}",
+                rule="its head must run, and be reachable, as long as the command",
+                fix="`ray status` says how it is; then the same command goes on",
+            ) from error
+
+    def _require_cores(self) -> None:
+        """ToolchainError where no node could ever run a task that compiles."""
+        nodes = [one for one in self.alive() if one["Resources"].get("CPU", 0) >= 1]
+        if all(one["NodeID"] in self._unable for one in nodes):
+            why = next((self._unable[one["NodeID"]] for one in nodes), "none has a core for tasks")
+            raise ToolchainError(
+                f"no node of the cluster can compile: {why}",
+                rule="some node must have this machine's toolchain, to the byte, and a core",
+                fix="install the same wheels there, start nodes with --num-cpus, or compile "
+                "without --ray",
+            )
 
     def compiler(self, *, more: bool = False) -> RemoteWorker:
         """Stand in for a process that compiles, anywhere in the cluster."""
         del more
         return RemoteWorker(self)
 
-    def compile(self, source: str, name: str, arch: str) -> Artifact:
+    def compile(
+        self, source: str, name: str, arch: str, stopped: Callable[[], bool] = lambda: False
+    ) -> Artifact:
         """Compile on a node that has this machine's toolchain. Errors as `nvrtc.compile` has.
 
-        An answer that is of another kernel, or was compiled otherwise, is a CompilationError, too.
-        ToolchainError where no node has the toolchain.
+        An answer that is of another kernel, or was compiled otherwise, is a CompilationError, too;
+        so is none, where it is `stopped` or its nodes are lost. ToolchainError where no node has
+        the toolchain.
         """
         toolchain = find()
         identity = toolchain.identity
         while True:
+            self._require_cores()
             options = {"num_cpus": 1, "max_retries": 3, **avoiding(self._unable)}
             task = self.ray.remote(compiled).options(**options)
             try:
-                found = self.answer(task.remote(source, name, arch, identity))
+                found = self.answer(task.remote(source, name, arch, identity), stopped)
                 if isinstance(found, Sent):
                     return self._as_asked(found.artifact(), source, name, arch, toolchain)
-            except (DeviceError, ValueError, TypeError) as error:  # lost thrice, or not whole
+            except DeviceError as error:  # lost thrice
+                told = f"error: {error}"
+                raise CompilationError(name, log=told, source=source, lost=True) from error
+            except (ValueError, TypeError) as error:  # not whole
                 raise CompilationError(name, log=f"error: {error}", source=source) from error
             if not isinstance(found, NotHere):
                 raise CompilationError(name, log=str(found), source=source)
             self._unable[found.node] = found.reason
-            if {one["NodeID"] for one in self.alive()} <= self._unable.keys():
-                raise ToolchainError(
-                    f"no node of the cluster can compile: {found.reason}",
-                    rule="some node must have this machine's toolchain, to the byte",
-                    fix="install the same wheels there, or compile without --ray",
-                )
 
     def _as_asked(
         self, artifact: Artifact, source: str, name: str, arch: str, toolchain: Toolchain
@@ -173,17 +201,23 @@ class Cluster:
                 raise told from error
             except errors.RayError as error:
                 raise DeviceError(last_line(error)) from error
+            except Exception as error:  # the connection's, or what cannot be read
+                raise DeviceError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 class RemoteWorker:
     """Compiles as a worker process of this machine does, on some core of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        self._cluster, self._abandoned = cluster, False
 
     def compile(self, source: str, *, name: str, arch: str) -> Artifact:
         """Compile as `nvrtc.compile` does."""
-        return self._cluster.compile(source, name, arch)
+        return self._cluster.compile(source, name, arch, lambda: self._abandoned)
+
+    def abandon(self) -> None:
+        """Wait for no answer any more: a cluster that others use may take any time."""
+        self._abandoned = True
 
     def stop(self) -> None:
         """Nothing of it is here."""

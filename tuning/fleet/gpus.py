@@ -17,6 +17,7 @@ from warploom.errors import DeviceError
 from warploom.generator.artifact import Artifact
 from warploom.generator.gpus import alike
 from warploom.generator.specification import KernelSpec
+from warploom.printable import brief
 from warploom.tuning.fleet.actor import Hello, Measurer, Sent, gpu_process, refused
 from warploom.tuning.fleet.cluster import Cluster, avoiding
 from warploom.tuning.fleet.standing import Condition
@@ -69,10 +70,13 @@ class RayGpu:
 
     def _once(self, method: Any, asked: object) -> Any:  # noqa: ANN401
         number = uuid.uuid4().hex
-        answered, found = self._answer(method.remote(number, asked))
-        if answered != number:
-            raise DeviceError(f"GPU {self.hello.name}: the results of another batch")
-        return found
+        match self._answer(method.remote(number, asked)):
+            case (answered, found) if answered == number:
+                return found
+        raise DeviceError(
+            f"GPU {self.hello.name}: an answer to another request",
+            rule="must repeat the number of the request",
+        )
 
     def condition(self) -> Condition:
         """What its driver says of it."""
@@ -98,6 +102,19 @@ class RayGpu:
         except DeviceError as error:
             told = f"GPU {self.hello.name}: {error.value}"
             raise DeviceError(told, rule=error.rule, fix=error.fix) from error
+
+
+def greeting(said: object) -> Hello:
+    """Return what an actor said first; DeviceError if it is no greeting of this version."""
+    if isinstance(said, Hello) and isinstance(said.about, About):
+        words = (said.name, said.node, said.code, said.python, said.about.gpu)
+        if all(isinstance(word, str) for word in words):
+            return said
+    raise DeviceError(
+        f"an actor began with {brief(said)}",
+        rule="must say which GPU it has, and what its node runs",
+        fix="install the same version of warploom on all nodes",
+    )
 
 
 class Joining:
@@ -130,18 +147,26 @@ class Joining:
         self._excluded: set[str] = set()  # nodes on which no more actors start
         self._retired: dict[str, Any] = {}  # actors on GPUs that are not used again, by name
         self._others: set[str] = set()  # kinds of GPUs that were met and are not wanted
+        self._twins: list[RayGpu] = []  # that have the name of one that is open
+        self._called_twice: set[str] = set()
         self._failures: list[str] = []  # why actors did not start, one after the other
         self._sent: dict[KernelSpec, Any] = {}
         self._looked = float("-inf")
 
     def __call__(self) -> dict[str, Gpu]:
-        """Those that have joined since this was last asked; looks once a second."""
+        """Those that have joined since this was last asked; looks once a second.
+
+        DeviceError where the cluster does not answer.
+        """
         now = time.monotonic()
         if now - self._looked < LOOKING:
             return {}
         self._looked = now
-        found: dict[str, Gpu] = {one.hello.name: one for one in self._started()}
+        return self.cluster.told(self._look)
+
+    def _look(self) -> dict[str, Gpu]:
         self._open = [one for one in self._open if not one.closed]
+        found: dict[str, Gpu] = {one.hello.name: one for one in self._started()}
         for _ in range(self._lacking()):
             self._start()
         return found
@@ -161,7 +186,7 @@ class Joining:
                 break
             if time.monotonic() > until:
                 break
-            if self._ready(timeout=0.1):
+            if self.cluster.told(lambda: self._ready(timeout=0.1)):
                 self._looked -= LOOKING  # it is time to look
         if not found:
             raise self._nobody(timeout)
@@ -189,11 +214,12 @@ class Joining:
 
     def close(self) -> None:
         """End all actors, those that are about to start too."""
-        for gpu in self._open:
+        for gpu in [*self._open, *self._twins]:
             gpu.close()
         for actor in [*self._starting.values(), *filter(None, self._retired.values())]:
-            self.cluster.ray.kill(actor)
-        self._starting = {}
+            with suppress(Exception):  # the cluster may be gone
+                self.cluster.ray.kill(actor)
+        self._starting, self._twins = {}, []
 
     # ---- Starting --------------------------------------------------------------------------------
 
@@ -208,7 +234,7 @@ class Joining:
         )
         there -= sum(actor is not None for actor in self._retired.values())
         most = there if self._count is None else min(self._count, there)
-        return most - len(self._open) - len(self._starting)
+        return most - len(self._open) - len(self._starting) - len(self._twins)
 
     def _start(self) -> None:
         """Have Ray start an actor as soon as a GPU is free; it is never started twice."""
@@ -241,23 +267,40 @@ class Joining:
         return list(self.cluster.ray.wait(refs, num_returns=wanted, timeout=timeout)[0])
 
     def _started(self) -> list[RayGpu]:
-        found = []
+        found, self._twins = self._twins, []
         for ref in self._ready():
             actor = self._starting.pop(ref)
             try:
-                gpu = RayGpu(self, actor, self.cluster.answer(ref))
+                gpu = RayGpu(self, actor, greeting(self.cluster.answer(ref)))
             except DeviceError as error:
                 self._failures.append(str(error))
                 self._say(f"an actor did not start: {error}")
                 continue
             self._failures = []
             if self._wanted(gpu):
-                self._open.append(gpu)
                 found.append(gpu)
             else:
                 self._excluded.add(gpu.hello.node)
                 gpu.close()
-        return found
+        joined = []
+        for gpu in found:
+            if any(one.hello.name == gpu.hello.name for one in self._open):
+                self._wait(gpu)
+            else:
+                self._open.append(gpu)
+                joined.append(gpu)
+        return joined
+
+    def _wait(self, gpu: RayGpu) -> None:
+        """Keep a GPU until the one of its name is gone; if that is lost, it is the same GPU.
+
+        Else two nodes of one address call theirs the same, as containers of a host may: the second
+        one was ended and started again every second.
+        """
+        self._twins.append(gpu)
+        if gpu.hello.name not in self._called_twice:
+            self._called_twice.add(gpu.hello.name)
+            self._say(f"two GPUs are called {gpu.hello.name}: one is used if the other is lost")
 
     def _wanted(self, gpu: RayGpu) -> bool:
         if fault := refused(gpu.hello):

@@ -7,18 +7,21 @@ often as it may. Nothing here knows where GPUs are; whoever does says who has jo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from warploom.errors import DeviceError
+from warploom.errors import DeviceError, WarploomError
 from warploom.generator.specification import KernelSpec
+from warploom.printable import first_line
 from warploom.tuning.fleet.standing import Condition, Examination, Standing
 from warploom.tuning.gpu import About, Batch, Gpu
-from warploom.tuning.journal import Result
+from warploom.tuning.journal import Result, checked
 
 FAILURES = 2  # of GPUs that may come back
 HANGING = 600.0  # seconds without a result: beyond what a process that measures allows itself
@@ -28,8 +31,32 @@ FAULTS = 2  # examinations in a row that find one
 FEW = 3  # examined: of fewer, nobody can say which of them is off
 THREADS = 1024
 
+logger = logging.getLogger(__name__)
+
 Results = dict[KernelSpec, Result]
 Work = TypeVar("Work")
+
+
+def answered(batch: Batch, found: object) -> Results:
+    """Return the results of all kernels of a batch; DeviceError for an answer that has them not."""
+    given = found if isinstance(found, dict) else {}
+    if lacking := [spec.name for spec in batch.specs if spec not in given]:
+        raise DeviceError(
+            f"no result of {len(lacking)} of {len(batch.specs)} kernels",
+            rule="must answer for all of a batch",
+        )
+    return {spec: checked(spec.schedule, given[spec]) for spec in batch.specs}
+
+
+def _of_gpu(member: Member, error: Exception) -> DeviceError:
+    """Return an error that names its GPU, as some do already."""
+    if isinstance(error, DeviceError) and error.value.startswith("GPU "):
+        return error
+    if isinstance(error, WarploomError):
+        return DeviceError(f"GPU {member.name}: {error.value}", rule=error.rule, fix=error.fix)
+    logger.debug("GPU %s failed here", member.name, exc_info=error)
+    told = f"GPU {member.name}: {type(error).__name__}: {first_line(error)}"
+    return DeviceError(told, rule="its answer could not be read")
 
 
 class ExaminedGpu(Gpu, Protocol):
@@ -96,6 +123,7 @@ class Fleet:
         self._threads = ThreadPoolExecutor(THREADS)
         self._lonely = clock()  # since when there is nobody
         self._last: DeviceError | None = None
+        self._silent = -1.0  # until when a cluster that did not answer is not asked again
         for name, gpu in gpus.items():
             self._join(name, gpu)
 
@@ -142,24 +170,21 @@ class Fleet:
 
     def results(self, member: Member, batch: Batch) -> Results | None:
         """What came of a batch that has ended; None where its GPU failed: it is work again."""
-        found: Results | None = self.outcome(member)
-        if found is None:
-            return None
-        if lacking := [spec.name for spec in batch.specs if spec not in found]:
-            told = f"GPU {member.name}: no result of {len(lacking)} of {len(batch.specs)} kernels"
-            self.failed(member, DeviceError(told, rule="must answer for all of a batch"))
-            return None
-        return {spec: found[spec] for spec in batch.specs}
+        return self.outcome(member, partial(answered, batch))
 
-    def outcome(self, member: Member) -> Any:  # noqa: ANN401 (of whatever work was begun)
-        """What came of work that has ended; None where its GPU failed: it is work again."""
+    def outcome(self, member: Member, read: Callable[[Any], Work]) -> Work | None:
+        """What came of work that has ended; None where its GPU failed: it is work again.
+
+        `read` makes of the answer what is wanted. Whatever it raises is a failure of the GPU, too:
+        a broken node may answer anything, and ends no run.
+        """
         work, member.work = member.work, None
         if member.gone or work is None:
             return None
         try:
-            return work.result()
-        except DeviceError as error:
-            self.failed(member, error)
+            return read(work.result())
+        except Exception as error:
+            self.failed(member, _of_gpu(member, error))
             return None
 
     def failed(self, member: Member, error: DeviceError) -> None:
@@ -184,7 +209,7 @@ class Fleet:
 
         DeviceError, the last one that was met, where nobody is left and nobody is to come.
         """
-        for name, gpu in (self._joining() if self._joining else {}).items():
+        for name, gpu in self._joined().items():
             self._join(name, gpu)
         for member in [*self._members.values()]:
             if member.examination is not None and member.examination.done():
@@ -206,6 +231,22 @@ class Fleet:
         self._threads.shutdown()
         for one in ended:
             one.result()
+
+    def _joined(self) -> Mapping[str, Gpu]:
+        """Those that have joined; nobody while their cluster does not answer.
+
+        The GPUs that there are may answer all the same, and the cluster again: it is asked rarely,
+        since each question may take long.
+        """
+        if self._joining is None or self._clock() < self._silent:
+            return {}
+        try:
+            return self._joining()
+        except DeviceError as error:
+            if self._silent < 0:
+                self._say(f"{error}; the run goes on with the GPUs that it has")
+            self._silent, self._last = self._clock() + AWAITED / 2, error
+            return {}
 
     # ---- Who comes and goes ----------------------------------------------------------------------
 
@@ -258,9 +299,8 @@ class Fleet:
         gpu = cast("ExaminedGpu", member.gpu)
 
         def examined() -> Examination:
-            found = gpu.measure(anchor).get(anchor.specs[0])
-            nothing = Result(anchor.specs[0].schedule, "launch error", reason="no result of it")
-            return Examination(found or nothing, gpu.condition())
+            found = answered(anchor, gpu.measure(anchor))[anchor.specs[0]]
+            return Examination(found, gpu.condition().checked())
 
         member.begun, member.judged = self._clock(), False
         member.examination = self._threads.submit(examined)
@@ -270,8 +310,8 @@ class Fleet:
         member.examination = None
         try:
             self._standing.note(member.name, examination.result())
-        except DeviceError as error:
-            self.failed(member, error)
+        except Exception as error:
+            self.failed(member, _of_gpu(member, error))
 
     def _judge(self) -> None:
         """Refuse whom two examinations in a row found fault with, and trust whom one did not.

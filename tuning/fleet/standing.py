@@ -7,9 +7,10 @@ that has another driver, gives times that do not compare. Nothing here measures.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
+from warploom.generator.restore import restore
 from warploom.tuning.journal import Result
 
 OFF = 0.03  # of the anchor's usual time: further from it is off
@@ -27,6 +28,10 @@ class Condition:
     driver: str = ""
     others: int = 0
     slowed: str = ""
+
+    def checked(self) -> Condition:
+        """Return it; SpecificationError if a node filled it with anything else."""
+        return restore(Condition, asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Standing:
         if condition.others:
             return f"other processes use it: {condition.others}"
         usual = self._driver()
-        if condition.driver != usual:
+        if condition.driver and condition.driver != usual:
             return f"it has driver {condition.driver}, the others have {usual}"
         share = found.seconds / self._seconds() - 1
         if abs(share) > OFF:
@@ -80,9 +85,9 @@ class Standing:
         return ""
 
     def _driver(self) -> str:
-        """What most have; of as many, what was found first."""
-        counts = Counter(one.condition.driver for one in self._found.values())
-        return counts.most_common(1)[0][0]
+        """What most have; of as many, what was found first. One that did not say it has any."""
+        counts = Counter(filter(None, (one.condition.driver for one in self._found.values())))
+        return next((driver for driver, _ in counts.most_common(1)), "")
 
     def _seconds(self) -> float:
         """The usual time of the anchor; of two that differ, the shorter: faults make it longer."""

@@ -14,6 +14,7 @@ from warploom.generator.families._attention.shape import (
     cells,
     extents_of_cell,
     parse_shape,
+    refuse_shape,
 )
 from warploom.generator.families._attention.table import AttentionTable, OperationT
 from warploom.generator.families.base import Family
@@ -31,6 +32,7 @@ class AttentionFamily(
     shape = AttentionShape
     table_type = AttentionTable
     parse_shape = staticmethod(parse_shape)
+    refuse_shape = staticmethod(refuse_shape)
     cells = staticmethod(cells)
     extents_of_cell = staticmethod(extents_of_cell)
 

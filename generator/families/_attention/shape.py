@@ -85,20 +85,38 @@ def parse_shape(operation: Operation, text: str) -> AttentionShape:
     wanted = (["window"] if operation.mask == "window" else []) + (["total"] if packed else [])
     others = "it is of masks that are windows, or packed lengths"
     given = named_of(text, more, wanted, names.full(operation), others)
-    if found["heads"] % found["kv_heads"]:
-        raise ProblemError(
-            f"shape {text!r}", rule="heads must be a multiple of kv_heads", fix="change one of them"
-        )
-    if packed:
-        total = given["total"]
-        if not max(seq, found["batch"]) <= total <= found["batch"] * seq:
-            raise ProblemError(
-                f"shape {text!r}",
-                rule="the total must be between the longest sequence and the batch times it",
-                fix="change total, batch or length",
+    totals = {"total_q": given["total"], "total_k": given["total"]} if packed else {}
+    shape = AttentionShape(**found, **totals, window=given.get("window", 0))
+    refuse_shape(operation, shape)
+    return shape
+
+
+def refuse_shape(operation: Operation, shape: AttentionShape) -> None:
+    """Raise ProblemError for a shape that no call of the operation has."""
+
+    def refuse(what: str, rule: str, fix: str) -> None:
+        raise ProblemError(f"shape {str(shape)!r}{what}", rule=rule, fix=fix)
+
+    if shape.heads % shape.kv_heads:
+        refuse("", "heads must be a multiple of kv_heads", "change one of them")
+    if shape.dim != operation.dim:
+        refuse(f": dim {shape.dim}", f"must be the operation's, {operation.dim}", "change one")
+    windowed, packed = operation.mask == "window", operation.lengths == "packed"
+    if bool(shape.window) != windowed:
+        rule = "must be greater than 0" if windowed else "must be left out"
+        mask = f"the operation's mask is {operation.mask}"
+        refuse(f": window {shape.window}", rule, f"{mask}: change it, or the window")
+    totals = (shape.total_q, shape.total_k)
+    if (packed and 0 in totals) or (not packed and any(totals)):
+        rule = "total_q and total_k must be given" if packed else "must have no totals"
+        refuse("", rule, f"the operation's lengths are {operation.lengths}: change them, or these")
+    for total, longest in zip(totals, (shape.seq_q, shape.seq_k), strict=True):
+        if packed and not max(longest, shape.batch) <= total <= shape.batch * longest:
+            refuse(
+                "",
+                "the total must be between the longest sequence and the batch times it",
+                "change total, batch or length",
             )
-        found |= {"total_q": total, "total_k": total}
-    return AttentionShape(**found, window=given.get("window", 0))
 
 
 def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[AttentionShape]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from warploom.errors import UnknownNameError
+from warploom.errors import ProblemError, UnknownNameError
 from warploom.generator import configurations, models
 from warploom.generator.shapes import Shape, extents_of
 
@@ -28,9 +28,23 @@ class ProductShape(Shape):
 
     @classmethod
     def parse(cls, text: str, *, batched: bool) -> Self:
-        """The shape that `4096x6144x4096` is, of batched products `16x4096x6144x4096`."""
-        names = ["batches", "m", "n", "k"] if batched else ["m", "n", "k"]
-        return cls(**extents_of(text, [names], "this product"))
+        """The shape that `4096x6144x4096` is, of batched products `16x4096x6144x4096`.
+
+        A single one may have its batches left out, as where it is printed.
+        """
+        sizes = ["m", "n", "k"]
+        forms = [["batches", *sizes], sizes] if batched else [sizes]
+        return cls(**extents_of(text, forms, "this product"))
+
+
+def refuse_batches(shape: ProductShape, *, batched: bool) -> None:
+    """Raise ProblemError for several products of an operation that computes one."""
+    if shape.batches > 1 and not batched:
+        raise ProblemError(
+            f"shape {str(shape)!r}",
+            rule="must be of one GEMM: the operation has neither batches nor groups",
+            fix=f"write {shape.m}x{shape.n}x{shape.k}, or set the operation's batches or groups",
+        )
 
 
 def layers(model: str, *, biased: bool = False) -> list[tuple[int, int]]:

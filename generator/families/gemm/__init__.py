@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.generator.epilogue import Bias
+from warploom.generator.families._product.cells import refuse_batches
 from warploom.generator.families._product.groups import MOST_GROUPS
 from warploom.generator.families.base import Family
 from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
@@ -62,6 +63,10 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     def layout(self, spec: GemmSpec) -> GemmLayout:
         """Shared memory and registers: see layout.py."""
         return gemm_layout(spec.operation, spec.schedule)
+
+    def refuse_shape(self, operation: GemmOperation, shape: GemmShape) -> None:
+        """Raise ProblemError for batches of an operation that has none."""
+        refuse_batches(shape, batched=operation.batched)
 
 
 FAMILY = Gemm()

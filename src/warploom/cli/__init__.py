@@ -133,9 +133,11 @@ def _refused(error: click.ClickException, written: Sequence[object]) -> None:
 def _failed(error: OSError) -> int:
     """Say which file could not be read or written; without a name, it is standard output."""
     logging.getLogger(__name__).debug("the error was met here", exc_info=error)
+    from warploom.generator.json_file import reason
+
     with suppress(OSError):
         place = error.filename or "standard output"
-        click.echo(f"Error: {place}: {error.strerror or error}", err=True)
+        click.echo(f"Error: {place}: {reason(error)}", err=True)
     return 1
 
 

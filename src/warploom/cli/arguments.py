@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,17 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+def written(rule: str) -> Callable[[object, object, str | None], str | None]:
+    """Make a callback of an option that refuses an empty text, as of a shell's unset variable."""
+
+    def checked(_context: object, _option: object, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise click.BadParameter(f"{value!r}: {rule}")
+        return value
+
+    return checked
+
+
 class ConfigurationFile(GivenPath):
     """The path of a configuration, `-` for standard input, or one of `names`, as a Path."""
 
@@ -59,4 +71,5 @@ class ConfigurationFile(GivenPath):
 
 
 FILE = ConfigurationFile()
+GPU_KIND = written("must be a kind of GPU, such as 'NVIDIA H200'")
 ANY_FILE = GivenPath(dir_okay=False)  # whatever it holds, there or not yet

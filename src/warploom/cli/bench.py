@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from warploom.cli.arguments import ANY_FILE, GivenPath
+from warploom.cli.arguments import ANY_FILE, GPU_KIND, GivenPath
 from warploom.cli.bench_shapes import bench
 from warploom.cli.engines import ray_option
 from warploom.cli.operations import operation_options
@@ -32,7 +32,7 @@ MOST_DIGITS = 9  # of a seed, and of how many problems it samples
 @click.option(
     "--shapes",
     callback=written_shapes,
-    help="Shapes of your own, written as on the page of their family.",
+    help="Shapes of your own, written as on the page of their family or as tables print them.",
 )
 @operation_options
 @click.option(
@@ -58,7 +58,9 @@ MOST_DIGITS = 9  # of a seed, and of how many problems it samples
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="With --ray: how many at most (default: all)."
 )
-@click.option("--kind", help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'.")
+@click.option(
+    "--kind", callback=GPU_KIND, help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'."
+)
 @click.option("--json", "path", type=ANY_FILE, help="Where the result goes.")
 @click.option("--plot", type=GivenPath(file_okay=False), help="Pictures go here.")
 @reporting_text
@@ -165,7 +167,10 @@ def command(
                 *(stack, address, gpus, kind, output.warning, names, asked, cases)
             )
         measured, machine = _measured(output, room("protocol"), name, how, len(cases), path)
-    document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in measured]}
+    from warploom.tuning.bench import as_json
+
+    every = [as_json(one) for one in measured]
+    document = {"benchmark": name, "machine": machine, "cells": every}
     for title, own in room("wording").sections(document).items():
         output.table(title, *room("tables").of_cells(own))
     if profile:
@@ -174,7 +179,7 @@ def command(
     for what, summary in runner.conclusions(measured).items():
         output.value(what, summary)
     if autotune:
-        _autotuned(output, room("autotuned"), [cell.as_json() for cell in measured])
+        _autotuned(output, room("autotuned"), every)
     if absent := runner.missing(measured):
         output.value("missing", absent)
     if plot:

@@ -58,7 +58,7 @@ def bench(
     # These import torch, which takes seconds.
     from warploom.generator.build import build_many
     from warploom.runtime.targets import at_hand
-    from warploom.tuning.bench import chosen, measured
+    from warploom.tuning.bench import chosen, measured, ratio
     from warploom.tuning.problems import shapes_of
     from warploom.tuning.worker import about, warm
 
@@ -88,7 +88,7 @@ def bench(
             _write(path, names[0], found, cells)
     if path:
         output.value("result", path)
-    if ratios := [cell.ratio for cell in cells if cell.ratio and cell.verdict != "wrong"]:
+    if ratios := [one for one in map(ratio, cells) if one]:
         output.value("fastest baseline / Warploom, mean", statistics.geometric_mean(ratios))
     if any(cell.verdict == "wrong" for cell in cells):
         output.exit_code = ResultError.exit_code
@@ -107,7 +107,8 @@ def _tell(output: Output, cell: Cell) -> None:
     rows = []
     for one in cell.entries:
         if one.seconds is not None:
-            times = one.seconds / ours.seconds if ours.seconds else None
+            both = ours.right and one.right
+            times = one.seconds / ours.seconds if ours.seconds and both else None
             rows.append([one.seconds * 1e6, times, one.spread, one.error_share, one.contender])
     output.table(cell.name, COLUMNS, rows)
     for one in cell.entries[1:]:
@@ -129,12 +130,13 @@ def _write(path: Path, name: str, found: Mapping[str, Any], cells: Sequence[Cell
     import torch
 
     from warploom import __version__
+    from warploom.tuning.bench import as_json
 
     machine = {**found, "torch": torch.__version__, "cuda_of_torch": torch.version.cuda}
     document = {
         "schema": SCHEMA,
         "benchmark": f"shapes of {name}",
         "machine": {"date": date.today().isoformat(), "warploom": __version__, **machine},
-        "cells": [cell.as_json() for cell in cells],
+        "cells": [as_json(cell) for cell in cells],
     }
     replace_file(path, line_json.dumps(document))

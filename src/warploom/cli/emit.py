@@ -37,7 +37,7 @@ def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> No
       warploom emit linear.yaml --out kernels --check
     """
     from warploom.cli.kernels import listed
-    from warploom.generator import names
+    from warploom.generator import json_file, names
     from warploom.generator.render import render
 
     specs = [spec for path in paths for spec in listed(path)]
@@ -54,7 +54,7 @@ def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> No
                 replace_file(out / name, text)
     except OSError as error:
         raise ConfigurationError(
-            f"{out}: cannot be written", rule=str(error.strerror), fix="give another --out"
+            f"{out}: cannot be written", rule=json_file.reason(error), fix="give another --out"
         ) from error
     if others := present.keys() - sources.keys():
         output.note(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from warploom.cli.arguments import written
 from warploom.errors import CompilationError, ConfigurationError, DeviceError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ray_option = click.option(
     "--ray",
     "address",
     metavar="[ADDRESS]",
+    callback=written("must be an address, such as 10.0.0.1:6379, or be left out"),
     is_flag=False,
     flag_value="auto",
     help="Work on a Ray cluster: the one at ADDRESS, or that this machine is part of. Whoever can "
@@ -76,14 +78,16 @@ class Engines:
         Of a cluster: what its GPUs must be `about`, the seconds after which one is `hanging`, and
         whether a second one `confirms` finalists.
         """
+        from warploom.tuning.builds import unusable
         from warploom.tuning.fleet.members import FAILURES, HANGING, Fleet
         from warploom.tuning.searches import anchor
 
         if self.joining is None:
             return Fleet(self.about, self.gpus, say=say)
         examined = anchor(problems, here)
-        if examined is not None:
-            self.compiler.submit(examined.specs[0]).result()
+        if examined is not None and (reason := unusable(self.compiler.submit(examined.specs[0]))):
+            say(f"no GPU is examined, since the kernel for that cannot be used: {reason}")
+            examined = None
         return Fleet(
             about or self.about,
             self.gpus,

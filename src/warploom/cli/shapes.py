@@ -42,7 +42,8 @@ _OPTIONS = (
     click.option(
         "--shapes",
         callback=written_shapes,
-        help="Shapes as the page of their family writes them, such as 4096x6144x4096,...",
+        help="Shapes as the page of their family writes them, such as 4096x6144x4096,..., or as "
+        "tables print them.",
     ),
     click.option(
         "--model",

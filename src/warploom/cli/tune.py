@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from warploom.cli import engines
-from warploom.cli.arguments import ANY_FILE, ConfigurationFile
+from warploom.cli.arguments import ANY_FILE, GPU_KIND, ConfigurationFile
 from warploom.cli.engines import Engines
 from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
@@ -40,7 +40,9 @@ COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "sche
     "--gpus", type=click.IntRange(min=1), help="How many (default: 1; of a cluster, all)."
 )
 @engines.ray_option
-@click.option("--kind", help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'.")
+@click.option(
+    "--kind", callback=GPU_KIND, help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'."
+)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile.")
 @click.option("--again", is_flag=True, help="Measure what is recorded or in the journal already.")
 @click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
@@ -186,6 +188,7 @@ def _tuner(
     gpu = using.about.gpu
     here = engines.environments(using, {problem.operation.family for problem in problems})
     known = records_file.known(records, gpu)
+    records_file.require_writable(records)
     constants = load(gpu)
     families = constants.families.values() if constants else ()
     for other in sorted({one.fitted_on for one in families} - {""}):
@@ -211,7 +214,7 @@ def _tuner(
             known,
             here,
             constants=constants,
-            save=lambda record: records_file.update(records, gpu, [record]),
+            save=lambda record: records_file.keep(records, gpu, record),
             watch=told,
             alarm=alarm,
             **options,

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from warploom.atomic_file import replace_file
 from warploom.errors import ConfigurationError
-from warploom.generator import gpus, names, nvrtc, nvrtc_program, rules, toolchain
+from warploom.generator import gpus, json_file, names, nvrtc, nvrtc_program, rules, toolchain
 from warploom.generator.artifact import Resources
 from warploom.generator.families import family
 from warploom.generator.knob import knobs, types
@@ -103,7 +103,7 @@ class KernelReport:
             replace_file(path, self.html.encode())
         except OSError as error:
             raise ConfigurationError(
-                f"The report {path} cannot be written ({error.strerror})",
+                f"The report {path} cannot be written ({json_file.reason(error)})",
                 rule="it must be a file in a folder that exists and is writable",
                 fix="give another path",
             ) from error
