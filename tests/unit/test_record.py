@@ -23,9 +23,7 @@ from warploom.generator import families
 ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
-AWAITED: dict[str, set[str]] = {
-    "integrations/gpu": {"test_sharding.py"},
-}
+AWAITED: dict[str, set[str]] = {}
 # Places whose record is of the code before, and why; no other may be.
 STALE: dict[str, str] = {}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
