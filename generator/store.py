@@ -98,9 +98,8 @@ class Store:
         self._memory = _Memory()
         self._no_directory = "it has no directory"
         self._root = root
-        self.unusable: dict[
-            Path, str
-        ] = {}  # directories that were named, and why they are not used
+        # Directories that were named, and why they are not used.
+        self.unusable: dict[Path, str] = {}
         self.directory = self._open(root, writable=True) if root else None
         self._extra = [self._open(path, writable=False) for path in extra]
 

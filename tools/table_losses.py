@@ -82,9 +82,11 @@ def losses(journals: tuple[Path, ...], gpu: str, sms: int) -> None:
             if loss > SHOWN:
                 best = restored_schedule(operation, min(times, key=lambda one: times[one]))
                 click.echo(f"{loss:.3f} {shape} {chosen.name}, best {best.name}")
-        mean = math.exp(sum(map(math.log, known)) / max(1, len(known)))
-        worst = max(known, default=math.nan)
-        click.echo(f"{path.name}: {len(known)} shapes, mean {mean:.4f}, largest {worst:.3f}")
+        if known:
+            mean = math.exp(sum(map(math.log, known)) / len(known))
+            click.echo(
+                f"{path.name}: {len(known)} shapes, mean {mean:.4f}, largest {max(known):.3f}"
+            )
         click.echo(f"{path.name}: {other} shapes whose choice was not measured")
 
 
