@@ -1,11 +1,11 @@
-"""How much slower the default tables choose than the best that was measured, from journals.
+"""How much slower kernels of untuned calls are than the best that was measured, from journals.
 
     warploom tune mixed_gemm --shapes $(python tools/table_losses.py shapes --seed 7) \
         --exhaustive --journal drawn.journal
     python tools/table_losses.py losses drawn.journal
 
-A table is judged on shapes that it was not fitted to: `shapes` samples some. No tuned config has a
-say here, so that the same journal tells what a changed table would choose.
+A default table, or a cost model, is judged on shapes that it was not fitted to: `shapes` samples
+some. No tuned config has a say here, so that one journal tells what a changed table would choose.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = (1, 4096)
 
 @click.group()
 def main() -> None:
-    """Judge default tables."""
+    """Judge default tables and cost models."""
 
 
 @main.command()
@@ -66,7 +66,7 @@ def shapes(seed: int, count: int, rows: tuple[int, int], groups: int | None) -> 
 @click.option("--gpu", default="NVIDIA H200", show_default=True, help="Name of the GPU kind.")
 @click.option("--sms", default=132, show_default=True)
 def losses(journals: tuple[Path, ...], gpu: str, sms: int) -> None:
-    """Print, for each journal, the times of the table's choices over the best measured ones."""
+    """Print, for each journal, the times of untuned choices over the best measured ones."""
     device = DeviceLimits(sms, gpu, "")
     for path in journals:
         known: list[float] = []
