@@ -84,8 +84,9 @@ class GatedMLP(torch.nn.Module):
     `warploom.patch` makes them of checkpoints, the input is quantized once. If they are
     warploom.nn.QuantizedLinear without biases, `join()` makes them one weight. Everything else is
     computed layer by layer, with the same meaning: in compiled functions of 16 bits without
-    gradients, if a layer or `act_fn` has hooks or was replaced, and if the memory of the weights
-    was separated.
+    gradients, if `gate_proj`, `up_proj` or `act_fn` has hooks or was replaced, and if the memory of
+    the weights was separated. With hooks on `down_proj`, or another layer in its place, gate and up
+    still run in one kernel where no gradient is needed.
 
     Example:
         >>> layer = warploom.nn.GatedMLP(64, 256, dtype=torch.bfloat16)
