@@ -98,39 +98,39 @@ class Cells:
     def _collected(self, place: int, member: Member) -> Cell | None:
         """What became of a cell that has come back; None where it is to be measured again."""
         case = self._cases[place]
-        found = self._fleet.outcome(member, partial(answered, case.name))
-        if found is None:
+        outcome = self._fleet.outcome(member, partial(answered, case.name))
+        if outcome is None:
             self._left.appendleft(place)
             return None
-        if isinstance(found, str):
+        if isinstance(outcome, str):
             self._ended[place] += 1
             self._last[place] = member.name
             if self._ended[place] < TRIES:
                 self._left.append(place)
                 return None
-            return Cell(case.name, case.problem, (Entry("warploom", absent=found),), case.floor)
-        cell, told = found
-        state = {"name": member.name, **told}
+            return Cell(case.name, case.problem, (Entry("warploom", absent=outcome),), case.floor)
+        cell, measured = outcome
+        state = {"name": member.name, **measured}
         if member.name not in self._states:
             self.states.append(state)
         self._states[member.name] = state
         return cell
 
 
-def answered(name: str, found: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]] | str:
+def answered(name: str, answer: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]] | str:
     """The case that a GPU measured and the GPU's state; or why it ended what measures.
 
     An answer that is none of the case called `name` raises whatever is met first: then the GPU
     counts as failed.
     """
-    if reason := found.get("ended"):
+    if reason := answer.get("ended"):
         return str(reason)
-    cell = restored(found["cell"])
+    cell = restored(answer["cell"])
     times = [one.seconds for one in cell.entries if one.seconds is not None]
     possible = all(SHORTEST <= one <= LONGEST for one in times)
     if cell.name != name or not cell.entries or not possible:
-        raise DeviceError(brief(found["cell"]), rule=f"must be what was measured of {name}")
-    return sound(cell), {**found["state"]}
+        raise DeviceError(brief(answer["cell"]), rule=f"must be what was measured of {name}")
+    return sound(cell), {**answer["state"]}
 
 
 def restored(told: Mapping[str, Any]) -> Cell:

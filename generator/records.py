@@ -107,10 +107,10 @@ class Record:
         record without a date that can be read is older than all that have one.
         """
         try:
-            found = datetime.fromisoformat(self.measured)
+            date = datetime.fromisoformat(self.measured)
         except ValueError:
             return -math.inf
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
     @cached_property
     def contenders(self) -> tuple[Timed, ...]:

@@ -126,7 +126,7 @@ class Store:
                 f"{'WARPLOOM_CACHE_DIR' if path == self._root else 'WARPLOOM_CACHE_PATH'}",
             )
 
-    def written(self, what: str) -> Directory:
+    def require_directory(self, what: str) -> Directory:
         """Return the directory that kernels are written to; StoreError if there is none.
 
         `what` says what needs one.
@@ -134,7 +134,9 @@ class Store:
         if self.directory is None:
             reason = self.unusable.get(self._root) if self._root else None
             raise StoreError(
-                f"kernel cache {self._root}: {reason}" if reason else "a store in memory only",
+                f"kernel cache {self._root}: {reason}"
+                if reason
+                else "a kernel cache in memory only",
                 rule=f"{what} needs a directory that kernels last in",
                 fix="set WARPLOOM_CACHE_DIR to a directory that you can write to",
             )

@@ -84,7 +84,7 @@ def import_(store: Store, path: Path) -> int:
     links, unexpected or repeated names, sizes past the limit, hashes that differ, missing members.
     Its kernels are run later, so it must come from someone whose programs one would run.
     """
-    directory = store.written("an import")
+    directory = store.require_directory("an import")
     try:
         with open(path, "rb", opener=_open_at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

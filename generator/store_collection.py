@@ -52,7 +52,7 @@ def collect(
     Bytes are those of records and compressed cubins. StoreError if the store has no directory, a
     limit is negative or not finite, or a file cannot be removed.
     """
-    directory = store.written("a collection")
+    directory = store.require_directory("a collection")
     for name, limit in (("max_bytes", max_bytes), ("older_than", older_than)):
         if limit is not None and not 0 <= limit < math.inf:
             raise StoreError(

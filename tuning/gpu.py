@@ -334,19 +334,19 @@ def _result(spec: KernelSpec, told: Any) -> Result:  # noqa: ANN401 (parsed JSON
 def visible(count: int) -> list[str]:
     """The first `count` GPUs as CUDA_VISIBLE_DEVICES names them, of those that are visible now."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = None
-    if given is not None:  # that is empty hides all of them; one that is named twice is one
-        listed = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
-    if listed == []:
+    names = None
+    if given is not None:  # an empty one hides all of them; a GPU named twice is one
+        names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if names == []:
         raise DeviceError(
             f"no GPU: CUDA_VISIBLE_DEVICES is {given!r}",
             rule="it hides all of them",
             fix="unset it; `warploom doctor` checks the machine",
         )
-    if listed is not None and count > len(listed):
+    if names is not None and count > len(names):
         raise DeviceError(
             f"--gpus {count}",
-            rule=f"CUDA_VISIBLE_DEVICES={given} shows {len(listed)}",
-            fix=f"pass at most {len(listed)}, or let CUDA_VISIBLE_DEVICES show more",
+            rule=f"CUDA_VISIBLE_DEVICES={given} shows {len(names)}",
+            fix=f"pass at most {len(names)}, or let CUDA_VISIBLE_DEVICES show more",
         )
-    return listed[:count] if listed is not None else [str(index) for index in range(count)]
+    return names[:count] if names is not None else [str(index) for index in range(count)]

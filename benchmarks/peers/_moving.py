@@ -17,12 +17,14 @@ from warploom.runtime.plan import Plan, make
 
 Operands = Any  # a family's call: its operands, and the kernel that it is to run
 COPY = "copy"  # a contender
-PAGE = 1 << 16  # bytes: copies of no multiple of 4 KiB took 1.46 to 1.55 times as long on an H200
+MULTIPLE = (
+    1 << 16
+)  # bytes: copies of no multiple of 4 KiB took 1.46 to 1.55 times as long on an H200
 
 
 def copy_of(moved: int, device: str) -> Contender:
     """A copy that reads and writes as many bytes together, to a multiple of 64 KiB."""
-    half = -(-moved // (2 * PAGE)) * PAGE
+    half = -(-moved // (2 * MULTIPLE)) * MULTIPLE
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
         to, source = (torch.ones(half, dtype=torch.uint8, device=device) for _ in range(2))

@@ -194,13 +194,13 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         if counted := _COUNTED.fullmatch(text):
             return self.parse_shape(operation, "x".join(counted.groups()))
         words = [_NAMED.fullmatch(word) for word in text.split()]
-        found = [word.groups() for word in words if word]
-        if not found or len(found) < len(words):
+        pairs = [word.groups() for word in words if word]
+        if not pairs or len(pairs) < len(words):
             return self.parse_shape(operation, text)
-        given = [name for name, _ in found]
+        present = [name for name, _ in pairs]
         known = [one.name for one in fields(self.shape)]
-        for name in given:
-            if name not in known or given.count(name) > 1:
+        for name in present:
+            if name not in known or present.count(name) > 1:
                 raise ProblemError(
                     f"shape {text!r}: {name!r}",
                     rule=f"a size of {self.name} must be one of {', '.join(known)}, once",
@@ -211,13 +211,13 @@ class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
             one.name: one.default for one in fields(self.shape) if one.default is not MISSING
         }
         needed = [name for name in known if name not in absent]
-        if missing := [name for name in needed if name not in given]:
+        if missing := [name for name in needed if name not in present]:
             raise ProblemError(
                 f"shape {text!r}: no {missing[0]}",
                 rule=f"a shape of {self.name} must have {' '.join(needed)}",
                 fix=f"add {missing[0]}NUMBER",
             )
-        sizes = extents_of("x".join(number for _, number in found), [given], self.name)
+        sizes = extents_of("x".join(number for _, number in pairs), [present], self.name)
         shape = self.shape(**absent | sizes)
         self.refuse_shape(operation, shape)
         return shape

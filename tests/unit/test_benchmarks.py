@@ -135,7 +135,7 @@ def test_a_wrong_result_has_no_part_in_any_mean_and_no_rate() -> None:
 
 
 def test_the_ratio_of_a_wrong_result_is_in_no_document_and_no_summary(tmp_path: Path) -> None:
-    """`Cell.ratio` of a wrong kernel of ours beside a right baseline stood in the JSON: 9.0."""
+    """`Cell.ratio` of our wrong kernel over a right baseline was in the JSON: 9.0."""
     right = cell(1.0, 1.5)
     ours, peer = cell(1.0, 9.0).entries
     for share in (1.5, math.inf, math.nan):

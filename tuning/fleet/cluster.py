@@ -27,7 +27,7 @@ LOCAL, AUTO = "local", "auto"  # in place of an address: this host alone, the cl
 REACHING = 10.0  # seconds for a connection to a cluster's first node
 ASKED = 1.0  # seconds between two looks at whether an answer is still wanted
 
-Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -98,16 +98,16 @@ class Cluster:
 
     def total(self, resource: str) -> int:
         """How many of a resource the cluster has now. DeviceError where it does not answer."""
-        return int(self.told(self.ray.cluster_resources).get(resource, 0))
+        return int(self.ask(self.ray.cluster_resources).get(resource, 0))
 
     def alive(self) -> list[dict[str, Any]]:
-        """The nodes that there are now. DeviceError where the cluster does not answer."""
-        return [one for one in self.told(self.ray.nodes) if one["Alive"]]
+        """The nodes that are alive. DeviceError where the cluster does not answer."""
+        return [one for one in self.ask(self.ray.nodes) if one["Alive"]]
 
-    def told(self, asked: Callable[[], Asked]) -> Asked:
+    def ask(self, question: Callable[[], Answer]) -> Answer:
         """What the cluster says; DeviceError where it says nothing, as when its head is gone."""
         try:
-            return asked()
+            return question()
         except DeviceError:
             raise
         except Exception as error:  # those of Ray's connection are of several classes

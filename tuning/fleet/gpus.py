@@ -162,7 +162,7 @@ class Joining:
         if now - self._looked < LOOKING:
             return {}
         self._looked = now
-        return self.cluster.told(self._look)
+        return self.cluster.ask(self._look)
 
     def _look(self) -> dict[str, Gpu]:
         self._open = [one for one in self._open if not one.closed]
@@ -186,7 +186,7 @@ class Joining:
                 break
             if time.monotonic() > until:
                 break
-            if self.cluster.told(lambda: self._ready(timeout=0.1)):
+            if self.cluster.ask(lambda: self._ready(timeout=0.1)):
                 self._looked -= LOOKING  # it is time to look
         if not found:
             raise self._nobody(timeout)

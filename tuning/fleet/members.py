@@ -37,15 +37,15 @@ Results = dict[KernelSpec, Result]
 Work = TypeVar("Work")
 
 
-def answered(batch: Batch, found: object) -> Results:
+def answered(batch: Batch, answer: object) -> Results:
     """Return the results of all kernels of a batch; DeviceError for an answer that has them not."""
-    given = found if isinstance(found, dict) else {}
-    if lacking := [spec.name for spec in batch.specs if spec not in given]:
+    results = answer if isinstance(answer, dict) else {}
+    if lacking := [spec.name for spec in batch.specs if spec not in results]:
         raise DeviceError(
             f"no result of {len(lacking)} of {len(batch.specs)} kernels",
             rule="must answer for all of a batch",
         )
-    return {spec: checked(spec.schedule, given[spec]) for spec in batch.specs}
+    return {spec: checked(spec.schedule, results[spec]) for spec in batch.specs}
 
 
 def _of_gpu(member: Member, error: Exception) -> DeviceError:
@@ -235,8 +235,8 @@ class Fleet:
     def _joined(self) -> Mapping[str, Gpu]:
         """Those that have joined; nobody while their cluster does not answer.
 
-        The GPUs that there are may answer all the same, and the cluster again: it is asked rarely,
-        since each question may take long.
+        The GPUs that have joined may answer all the same, and the cluster later: it is asked
+        rarely, since each question may take long.
         """
         if self._joining is None or self._clock() < self._silent:
             return {}

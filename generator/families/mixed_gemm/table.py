@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from warploom.generator.elements import element
+from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import Gate, gate_of
 from warploom.generator.families._product.schedule import Store
 from warploom.generator.families._product.table import ProductTable
@@ -49,9 +49,10 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
         return "direct" if gate_of(operation.epilogue) else super().required(operation, shape)
 
     def features(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> dict[str, Feature]:
-        """The bits of activations, the format of weights, rows, columns and depth."""
-        of = {"bits": element(operation.a).bits, "b": operation.b}
-        return {**of, "groups": operation.groups, "m": shape.m, "n": shape.n, "k": shape.k}
+        """The bits of activations and of D, the format of weights, rows, columns and depth."""
+        of = {"b": operation.b, "groups": operation.groups}
+        bits = {"bits": ELEMENTS[operation.a].bits, "d_bits": ELEMENTS[operation.d].bits}
+        return {**of, **bits, "m": shape.m, "n": shape.n, "k": shape.k}
 
     def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
         """Scales where a row has them, or may be; stored as it says, or as tensors allow."""

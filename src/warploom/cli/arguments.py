@@ -33,7 +33,7 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def written(rule: str) -> Callable[[object, object, str | None], str | None]:
+def not_empty(rule: str) -> Callable[[object, object, str | None], str | None]:
     """Make a callback of an option that refuses an empty text, as of a shell's unset variable."""
 
     def checked(_context: object, _option: object, value: str | None) -> str | None:
@@ -71,5 +71,5 @@ class ConfigurationFile(GivenPath):
 
 
 FILE = ConfigurationFile()
-GPU_KIND = written("must be a kind of GPU, such as 'NVIDIA H200'")
+GPU_KIND = not_empty("must be a kind of GPU, such as 'NVIDIA H200'")
 ANY_FILE = GivenPath(dir_okay=False)  # whatever it holds, there or not yet

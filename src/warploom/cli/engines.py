@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from warploom.cli.arguments import written
+from warploom.cli.arguments import not_empty
 from warploom.errors import CompilationError, ConfigurationError, DeviceError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ray_option = click.option(
     "--ray",
     "address",
     metavar="[ADDRESS]",
-    callback=written("must be an address, such as 10.0.0.1:6379, or be left out"),
+    callback=not_empty("must be an address, such as 10.0.0.1:6379, or be left out"),
     is_flag=False,
     flag_value="auto",
     help="Work on a Ray cluster: the one at ADDRESS, or that this machine is part of. Whoever can "

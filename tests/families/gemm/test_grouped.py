@@ -528,6 +528,14 @@ def test_rows_that_vary_around_a_multiple_of_a_tile_get_a_larger_tile(
     assert rows + spread <= tiles * schedule.tile[0]
 
 
+@pytest.mark.parametrize("rows", [128, 160, 256, 288, 320])
+def test_results_in_fp32_are_stored_by_tma_at_every_number_of_rows(rows: int) -> None:
+    """Swapped tiles have no such store for fp32, and were the only ones of their class."""
+    operation = GemmOperation("bf16", "bf16", "fp32", batched=True, groups="rows")
+    schedule: Any = choose(operation, GemmShape(rows, 1536, 2048, 128), device=NO_GPU).spec.schedule
+    assert schedule.store == "tma"
+
+
 def test_every_shape_has_a_kernel() -> None:
     for operation in (BY_ROWS, BY_K, MASKED, BLOCKS):
         for requires in ("tma", "direct"):

@@ -149,6 +149,18 @@ def test_the_table_has_a_schedule_for_every_number_of_rows_and_long_epilogues(
             assert found.cluster_split_k == 1
 
 
+@pytest.mark.parametrize(
+    ("a", "format", "group"), [("bf16", "int4", 128), ("int8", "int2", 128), ("int8", "ternary", 0)]
+)
+def test_many_rows_in_fp32_have_large_tiles(
+    a: Literal["bf16", "int8"], format: Format, group: Literal[0, 128]
+) -> None:
+    """A row of the table that says how it stores came first, where all others store directly."""
+    operation = MixedGemmOperation(a, format, "fp32", group, "bf16")
+    found = tabled(operation, MixedGemmShape(4096, 28672, 4096), NO_GPU).spec.schedule
+    assert found.tile[0] >= 128
+
+
 def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
     """More would wait for each other's slots, and fewer would leave multiprocessors idle.
 
